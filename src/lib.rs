@@ -1,0 +1,1 @@
+//! A Kafka consumer that loses nothing.

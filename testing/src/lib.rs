@@ -1,0 +1,1 @@
+//! Real brokers and services for the tests of `reliable-consumer`.
