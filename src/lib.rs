@@ -1,1 +1,3 @@
 //! A Kafka consumer that loses nothing.
+
+mod kafka;
