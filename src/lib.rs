@@ -1,3 +1,15 @@
 //! A Kafka consumer that loses nothing.
 
+pub mod header_names;
 mod kafka;
+mod message;
+mod origin;
+mod payload;
+mod record;
+
+pub use message::{Message, MessageBuilder};
+pub use payload::{ByType, Bytes, DecodeError, Decoder, Json, Payload, Text};
+pub use record::{Header, Headers, Record, Timestamp, TimestampKind};
+
+/// Any error, boxed.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -391,7 +391,6 @@ impl ReplyQueue {
             if let Some(metadata) = entry.metadata {
                 element.set_metadata(metadata);
             }
-            drop(element);
             if let Some(epoch) = entry.leader_epoch {
                 // SAFETY: the list is ours alone and its last element is the one just added.
                 unsafe {

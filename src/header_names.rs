@@ -1,0 +1,26 @@
+//! Names of the headers that dead letters carry and that messages are read by.
+//!
+//! Values are UTF-8, integers in decimal. A dead letter that sets one replaces earlier headers of the same name.
+
+/// How often the record has been sent back from a dead-letter topic so far. Absent or malformed counts as 0.
+pub const RETRY_COUNT: &str = "retryCount";
+/// The topic the record was in first. Stays as it is once present and well formed, like the other `original…` headers.
+pub const ORIGINAL_TOPIC: &str = "originalTopic";
+/// The partition the record was in first.
+pub const ORIGINAL_PARTITION: &str = "originalPartition";
+/// The offset the record had first.
+pub const ORIGINAL_OFFSET: &str = "originalOffset";
+/// The timestamp the record had first, in Unix milliseconds; -1 for a record that had none.
+pub const ORIGINAL_TIMESTAMP: &str = "originalTimestamp";
+/// Identity of the message, the same on every trip.
+pub const MESSAGE_ID: &str = "messageId";
+/// The consumer group that gave up.
+pub const CONSUMER_GROUP: &str = "consumerGroup";
+/// Handler calls on the trip that ended here.
+pub const ATTEMPTS: &str = "attempts";
+/// Why the group gave up, in a word.
+pub const ERROR_KIND: &str = "errorKind";
+/// The last error's message.
+pub const ERROR_MESSAGE: &str = "errorMessage";
+/// When the group gave up, in Unix milliseconds.
+pub const FAILED_AT: &str = "failedAt";

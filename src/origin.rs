@@ -1,0 +1,87 @@
+//! Where a record was first, however often it went through a dead-letter topic since.
+
+use std::{borrow::Cow, fmt};
+
+use crate::{header_names, record::Record};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin<'a> {
+    pub(crate) topic: Cow<'a, str>,
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    /// Unix milliseconds.
+    pub(crate) timestamp: Option<i64>,
+}
+
+impl<'a> Origin<'a> {
+    /// How Kafka, the header and the message id write the timestamp of a record that has none. It must be written: a
+    /// header left out would make the origin malformed, and the next trip would take its own position for it.
+    pub(crate) const NO_TIMESTAMP: i64 = -1;
+
+    /// What the headers say if all of them are well formed, else the record's own position: half an origin would be
+    /// the place of some other record.
+    pub(crate) fn of(record: &'a Record) -> Self {
+        Self::from_headers(record).unwrap_or_else(|| Self {
+            topic: record.topic().into(),
+            partition: record.partition(),
+            offset: record.offset(),
+            timestamp: record.timestamp().map(|timestamp| timestamp.as_millis()),
+        })
+    }
+
+    pub(crate) fn timestamp_millis(&self) -> i64 {
+        self.timestamp.unwrap_or(Self::NO_TIMESTAMP)
+    }
+
+    fn from_headers(record: &'a Record) -> Option<Self> {
+        let headers = record.headers();
+        if headers.is_empty() {
+            return None;
+        }
+        let number = |name| headers.get_str(name).and_then(decimal);
+        let topic = headers
+            .get_str(header_names::ORIGINAL_TOPIC)
+            .filter(|name| is_topic_name(name))?;
+        let partition = number(header_names::ORIGINAL_PARTITION)?;
+        let offset = number(header_names::ORIGINAL_OFFSET)?;
+        let timestamp = headers.get_str(header_names::ORIGINAL_TIMESTAMP)?;
+        Some(Self {
+            topic: topic.into(),
+            partition: i32::try_from(partition).ok()?,
+            offset,
+            timestamp: if timestamp == "-1" {
+                None
+            } else {
+                Some(decimal(timestamp)?)
+            },
+        })
+    }
+}
+
+/// The message id of a record that brings none: `topic/partition/offset/timestamp`.
+impl fmt::Display for Origin<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            partition,
+            offset,
+            ..
+        } = self;
+        let timestamp = self.timestamp_millis();
+        write!(f, "{topic}/{partition}/{offset}/{timestamp}")
+    }
+}
+
+/// Digits and nothing else: `parse` alone would take a sign.
+fn decimal(text: &str) -> Option<i64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok())?
+}
+
+/// Kafka's own rule for topic names.
+fn is_topic_name(name: &str) -> bool {
+    (1..=249).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
