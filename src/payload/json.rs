@@ -83,7 +83,6 @@ mod tests {
 
     #[derive(Debug, serde::Deserialize, PartialEq)]
     struct Order {
-        #[expect(dead_code, reason = "only its type matters")]
         id: u32,
         state: State,
     }
