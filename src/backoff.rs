@@ -205,6 +205,13 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_of_zero_stays_zero_however_many_attempts() {
+        let policy = Retry::exponential(Duration::ZERO, ms(1_000)).unlimited_attempts();
+        let delay = policy.next(100_000, Duration::ZERO, ANY_RANDOM);
+        assert_eq!(delay, Some(Duration::ZERO));
+    }
+
+    #[test]
     fn none_means_one_attempt() {
         assert_eq!(delays(&Retry::none()), []);
         assert_eq!(delays(&Retry::default().max_attempts(0)), []);

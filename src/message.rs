@@ -146,7 +146,7 @@ impl<P> fmt::Debug for Message<P> {
 }
 
 fn clamped_decimal(text: &[u8]) -> Option<u32> {
-    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    let digits = text.iter().all(u8::is_ascii_digit);
     digits.then(|| {
         text.iter().fold(0u32, |number, digit| {
             number
