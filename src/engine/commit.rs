@@ -1,0 +1,96 @@
+//! When which offsets are committed, and what the broker's answers mean.
+//!
+//! One commit is in flight at a time and it always carries the newest state. What has been committed is known only
+//! from an answer; after an error nothing is known about any of the partitions it named (librdkafka reports one
+//! partition's error on its neighbours), so each is committed again, alone, until the broker accepts it.
+
+use std::time::{Duration, Instant};
+
+use super::Ownership;
+
+/// Pause after a commit that failed, doubled up to [`SLOWEST`] while failures go on.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const SLOWEST: Duration = Duration::from_secs(10);
+
+/// What to ask of the broker: one offset for each of these partitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    pub entries: Vec<CommitEntry>,
+}
+
+/// One partition's part of a [`Commit`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitEntry {
+    pub owner: Ownership,
+    pub offset: i64,
+    /// The partition's state that this carries, see [`Committed::is_due`].
+    pub(super) version: u64,
+}
+
+/// How the broker took one partition of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommitResult {
+    Accepted,
+    /// Passing trouble with a broker, the coordinator or an authorisation: wait, and tell somebody.
+    Unavailable,
+    /// The group is rebalancing, or this member is no longer part of it: nothing to do here. The next rebalance either
+    /// takes the partition away or lets a later commit through.
+    Rejoining,
+    /// Never going to work: the consumer must stop.
+    Fatal,
+}
+
+/// What is known of one partition's committed offset.
+#[derive(Debug, Default)]
+pub struct Committed {
+    /// The broker's last word.
+    pub offset: Option<i64>,
+    /// Version of the state that the broker has acknowledged.
+    version: Option<u64>,
+    /// The last answer was an error: this partition is committed alone until it goes through.
+    alone: bool,
+    /// Consecutive failures, and when to try again.
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Committed {
+    pub fn at(offset: Option<i64>) -> Self {
+        Self { offset, ..Self::default() }
+    }
+
+    /// Whether there is a state worth sending. `version` counts every finished record, so that what finished above an
+    /// unmoved watermark is due as well.
+    pub fn is_due(&self, version: u64) -> bool {
+        self.version != Some(version) && version > 0
+    }
+
+    pub fn may_send(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|at| at <= now)
+    }
+
+    pub fn goes_alone(&self) -> bool {
+        self.alone
+    }
+
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    pub fn accepted(&mut self, offset: i64, version: u64) {
+        *self = Self { offset: Some(offset), version: Some(version), ..Self::default() };
+    }
+
+    /// It shared a commit with a partition that failed: what became of its own part is not known.
+    pub fn isolate(&mut self) {
+        self.alone = true;
+        self.version = None;
+    }
+
+    pub fn failed(&mut self, now: Instant) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8)).min(SLOWEST);
+        self.failures = self.failures.saturating_add(1);
+        self.isolate();
+        self.not_before = Some(now + pause);
+    }
+}

@@ -1,0 +1,401 @@
+//! Which records of a partition may run now, and which wait behind another one.
+//!
+//! A *lane* is a line of records that must run one after another: those of one key, or of the whole partition, or each
+//! record alone. A lane has at most one *turn* out: a few records handed over together and run in sequence.
+//! A lane is told apart by a 64-bit hash of the key. Two keys with one hash would share a lane, which keeps every
+//! promise of order and merely makes one wait for the other.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasherDefault, Hasher},
+};
+
+/// Records of one key that go out together. Long turns save work for fast handlers; a slow one delays only its own key.
+const KEYED_TURN: usize = 32;
+const NIL: u32 = u32::MAX;
+/// Idle lanes are kept (a key often comes back at once) until there are this many.
+const IDLE_LANES: usize = 4096;
+
+/// Which records may run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ordering {
+    /// Every record on its own: the most concurrency, no order at all.
+    Unordered,
+    /// Records with the same key run one after another, in the order of the log; others beside them.
+    /// Records without a key have no order among themselves.
+    #[default]
+    ByKey,
+    /// All records of a partition run one after another. Concurrency comes from the number of partitions.
+    ByPartition,
+}
+
+/// A record that waits for its turn.
+#[derive(Debug)]
+pub struct Queued<R> {
+    pub record: R,
+    pub seq: u64,
+    /// Calls of the handler made so far on this trip.
+    pub attempts: u32,
+}
+
+/// Names a lane of one partition. Unordered records share one that is never busy.
+pub type LaneId = u32;
+
+/// The lanes of one partition.
+#[derive(Debug)]
+pub enum Lanes<R> {
+    Each { ready: VecDeque<Queued<R>>, out: usize },
+    One(Line<R>),
+    Keyed(Keyed<R>),
+}
+
+#[derive(Debug)]
+pub struct Line<R> {
+    queue: VecDeque<Queued<R>>,
+    out: usize,
+    /// Its first record waits for a retry or a dead letter: nothing behind it may run.
+    held: bool,
+}
+
+/// How far a turn has come, told by [`Lanes::report`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    Goes,
+    Over,
+}
+
+impl<R> Lanes<R> {
+    pub fn new(ordering: Ordering) -> Self {
+        match ordering {
+            Ordering::Unordered => Self::Each { ready: VecDeque::new(), out: 0 },
+            Ordering::ByPartition => Self::One(Line { queue: VecDeque::new(), out: 0, held: false }),
+            Ordering::ByKey => Self::Keyed(Keyed::new()),
+        }
+    }
+
+    /// Puts a record at the end of its lane. `key` is the hash of the record's key, `None` for a record without one.
+    #[inline]
+    pub fn push(&mut self, key: Option<u64>, queued: Queued<R>) {
+        match self {
+            Self::Each { ready, .. } => ready.push_back(queued),
+            Self::One(line) => line.queue.push_back(queued),
+            Self::Keyed(keyed) => keyed.push(key, queued),
+        }
+    }
+
+    /// Whether [`take_turn`](Self::take_turn) would give something.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        match self {
+            Self::Each { ready, .. } => !ready.is_empty(),
+            Self::One(line) => line.out == 0 && !line.held && !line.queue.is_empty(),
+            Self::Keyed(keyed) => !keyed.ready.is_empty(),
+        }
+    }
+
+    /// Hands over the next turn, at most `most` records, and returns its lane.
+    #[inline]
+    pub fn take_turn(&mut self, most: usize, mut give: impl FnMut(Queued<R>)) -> Option<(LaneId, usize)> {
+        match self {
+            Self::Each { ready, out } => {
+                give(ready.pop_front()?);
+                *out += 1;
+                Some((0, 1))
+            }
+            Self::One(line) if line.out == 0 && !line.held && !line.queue.is_empty() => {
+                line.out = line.queue.len().min(most.max(1));
+                line.queue.drain(..line.out).for_each(give);
+                Some((0, line.out))
+            }
+            Self::One(_) => None,
+            Self::Keyed(keyed) => keyed.take_turn(most, give),
+        }
+    }
+
+    /// One record of the lane's turn has come back, whatever its outcome.
+    #[inline]
+    pub fn report(&mut self, lane: LaneId) -> Turn {
+        match self {
+            Self::Each { out, .. } => {
+                *out -= 1;
+                Turn::Over
+            }
+            Self::One(line) => {
+                line.out -= 1;
+                if line.out == 0 { Turn::Over } else { Turn::Goes }
+            }
+            Self::Keyed(keyed) => keyed.report(lane),
+        }
+    }
+
+    /// The lane waits from now on: its first record is to be retried or dead-lettered. Said before the `report` of
+    /// that record, so that nothing behind it slips through.
+    pub fn hold(&mut self, lane: LaneId) {
+        match self {
+            Self::Each { .. } => {}
+            Self::One(line) => line.held = true,
+            Self::Keyed(keyed) => keyed.lanes[lane as usize].held = true,
+        }
+    }
+
+    /// The record that held the lane has finished: those behind it may go on.
+    pub fn release(&mut self, lane: LaneId) {
+        match self {
+            Self::Each { .. } => {}
+            Self::One(line) => line.held = false,
+            Self::Keyed(keyed) => {
+                keyed.lanes[lane as usize].held = false;
+                keyed.settle(lane);
+            }
+        }
+    }
+
+    /// Puts a record back in front of its lane: it was handed over and not started, or its retry is due.
+    pub fn push_front(&mut self, lane: LaneId, queued: Queued<R>) {
+        match self {
+            Self::Each { ready, .. } => ready.push_front(queued),
+            Self::One(line) => line.queue.push_front(queued),
+            Self::Keyed(keyed) => keyed.push_front(lane, queued),
+        }
+    }
+
+    /// Turns that are out: handler futures in progress, or about to be.
+    pub fn turns_out(&self) -> usize {
+        match self {
+            Self::Each { out, .. } => *out,
+            Self::One(line) => usize::from(line.out > 0),
+            Self::Keyed(keyed) => keyed.turns_out,
+        }
+    }
+
+    /// Forgets all records that have not been handed over. Turns that are out stay.
+    pub fn clear_queued(&mut self) {
+        match self {
+            Self::Each { ready, .. } => ready.clear(),
+            Self::One(line) => line.queue.clear(),
+            Self::Keyed(keyed) => keyed.clear_queued(),
+        }
+    }
+}
+
+/// Lanes by key: a hash table of lanes, each with an intrusive list of records in one shared slab.
+#[derive(Debug)]
+pub struct Keyed<R> {
+    by_hash: HashMap<u64, LaneId, BuildHasherDefault<AlreadyHashed>>,
+    lanes: Vec<Lane>,
+    free_lanes: Vec<LaneId>,
+    idle: usize,
+    nodes: Vec<Node<R>>,
+    free_node: u32,
+    /// Lanes with records and no turn out, longest waiting first.
+    ready: VecDeque<LaneId>,
+    turns_out: usize,
+}
+
+#[derive(Debug)]
+struct Lane {
+    /// `None`: the lane of one record without a key, gone when it is idle.
+    hash: Option<u64>,
+    head: u32,
+    tail: u32,
+    out: u32,
+    held: bool,
+    /// Stands in `ready`.
+    ready: bool,
+}
+
+#[derive(Debug)]
+struct Node<R> {
+    item: Option<Queued<R>>,
+    next: u32,
+}
+
+impl Lane {
+    fn is_idle(&self) -> bool {
+        self.out == 0 && self.head == NIL && !self.held
+    }
+}
+
+impl<R> Keyed<R> {
+    fn new() -> Self {
+        Self {
+            by_hash: HashMap::default(),
+            lanes: Vec::new(),
+            free_lanes: Vec::new(),
+            idle: 0,
+            nodes: Vec::new(),
+            free_node: NIL,
+            ready: VecDeque::new(),
+            turns_out: 0,
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, key: Option<u64>, queued: Queued<R>) {
+        let lane = match key {
+            None => self.new_lane(None),
+            Some(hash) => match self.by_hash.get(&hash) {
+                Some(&lane) => {
+                    self.idle -= usize::from(self.lanes[lane as usize].is_idle());
+                    lane
+                }
+                None => {
+                    let lane = self.new_lane(Some(hash));
+                    self.by_hash.insert(hash, lane);
+                    lane
+                }
+            },
+        };
+        let node = self.new_node(queued, NIL);
+        let at = &mut self.lanes[lane as usize];
+        if at.head == NIL {
+            at.head = node;
+        } else {
+            self.nodes[at.tail as usize].next = node;
+        }
+        at.tail = node;
+        self.mark_ready(lane);
+    }
+
+    fn push_front(&mut self, lane: LaneId, queued: Queued<R>) {
+        let next = self.lanes[lane as usize].head;
+        let node = self.new_node(queued, next);
+        let at = &mut self.lanes[lane as usize];
+        at.head = node;
+        if next == NIL {
+            at.tail = node;
+        }
+        self.mark_ready(lane);
+    }
+
+    #[inline]
+    fn mark_ready(&mut self, lane: LaneId) {
+        let at = &mut self.lanes[lane as usize];
+        if at.out == 0 && !at.held && !at.ready && at.head != NIL {
+            at.ready = true;
+            self.ready.push_back(lane);
+        }
+    }
+
+    #[inline]
+    fn new_lane(&mut self, hash: Option<u64>) -> LaneId {
+        let lane = Lane { hash, head: NIL, tail: NIL, out: 0, held: false, ready: false };
+        if let Some(id) = self.free_lanes.pop() {
+            self.lanes[id as usize] = lane;
+            return id;
+        }
+        self.lanes.push(lane);
+        (self.lanes.len() - 1) as LaneId
+    }
+
+    #[inline]
+    fn new_node(&mut self, queued: Queued<R>, next: u32) -> u32 {
+        if self.free_node == NIL {
+            self.nodes.push(Node { item: Some(queued), next });
+            return (self.nodes.len() - 1) as u32;
+        }
+        let id = self.free_node;
+        let node = &mut self.nodes[id as usize];
+        self.free_node = node.next;
+        *node = Node { item: Some(queued), next };
+        id
+    }
+
+    #[inline]
+    fn take_node(&mut self, id: u32) -> (Queued<R>, u32) {
+        let node = &mut self.nodes[id as usize];
+        let item = node.item.take().expect("a node in a lane's list holds a record");
+        let next = std::mem::replace(&mut node.next, self.free_node);
+        self.free_node = id;
+        (item, next)
+    }
+
+    #[inline]
+    fn take_turn(&mut self, most: usize, mut give: impl FnMut(Queued<R>)) -> Option<(LaneId, usize)> {
+        let lane = self.ready.pop_front()?;
+        let mut head = self.lanes[lane as usize].head;
+        let mut taken = 0;
+        while head != NIL && taken < most.clamp(1, KEYED_TURN) {
+            let (queued, next) = self.take_node(head);
+            give(queued);
+            head = next;
+            taken += 1;
+        }
+        let at = &mut self.lanes[lane as usize];
+        (at.head, at.ready, at.out) = (head, false, taken as u32);
+        self.turns_out += 1;
+        Some((lane, taken))
+    }
+
+    #[inline]
+    fn report(&mut self, lane: LaneId) -> Turn {
+        let at = &mut self.lanes[lane as usize];
+        at.out -= 1;
+        if at.out > 0 {
+            return Turn::Goes;
+        }
+        self.turns_out -= 1;
+        self.settle(lane);
+        Turn::Over
+    }
+
+    /// A lane with nothing out goes on with its records, or is idle.
+    #[inline]
+    fn settle(&mut self, lane: LaneId) {
+        let at = &self.lanes[lane as usize];
+        if !at.is_idle() {
+            return self.mark_ready(lane);
+        }
+        if at.hash.is_none() {
+            return self.free_lanes.push(lane);
+        }
+        self.idle += 1;
+        if self.idle >= IDLE_LANES && self.idle * 2 > self.by_hash.len() {
+            self.sweep();
+        }
+    }
+
+    /// Lets go of idle lanes, all at once: the cost a lane stays constant.
+    #[cold]
+    fn sweep(&mut self) {
+        let (lanes, free) = (&self.lanes, &mut self.free_lanes);
+        self.by_hash.retain(|_, lane| {
+            let idle = lanes[*lane as usize].is_idle();
+            if idle {
+                free.push(*lane);
+            }
+            !idle
+        });
+        self.idle = 0;
+    }
+
+    fn clear_queued(&mut self) {
+        self.ready.clear();
+        self.nodes.clear();
+        self.free_node = NIL;
+        for lane in &mut self.lanes {
+            (lane.head, lane.tail, lane.ready) = (NIL, NIL, false);
+        }
+        // Lanes with nothing out are dropped from the table; their slots stay unused until the ownership ends, which
+        // follows at once.
+        let lanes = &self.lanes;
+        self.by_hash.retain(|_, lane| !lanes[*lane as usize].is_idle());
+        self.idle = 0;
+    }
+}
+
+/// The table's keys are hashes already.
+#[derive(Debug, Default)]
+pub struct AlreadyHashed(u64);
+
+impl Hasher for AlreadyHashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("lanes are looked up by u64 only")
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}

@@ -1,0 +1,540 @@
+//! The rules: what may run, what may be committed, what is retried, and when.
+//!
+//! The engine is pure. Events go in (assigned, received, reported, committed, the time is now *t*), decisions come out
+//! (hand over these records, commit these offsets, dead-letter this one, wake me at *t*). It knows no clock, no I/O,
+//! no Kafka client and no runtime, so every rule can be tested by replaying events. `R` is a record, carried and never
+//! looked into; `C` is the cause of a failure.
+
+mod commit;
+mod lanes;
+mod pace;
+mod partition;
+mod schedule;
+mod window;
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+pub use self::{
+    commit::{Commit, CommitEntry, CommitResult},
+    lanes::{LaneId, Ordering},
+    partition::{Counts, PartitionStatus, RunningRecord},
+    window::{Finish, Window},
+};
+use self::{
+    lanes::{Queued, Turn},
+    pace::Pace,
+    partition::{Partition, State},
+    schedule::Schedule,
+};
+use crate::backoff::Retry;
+
+/// Records in one batch. A batch crosses to the executors in one send.
+const BATCH: usize = 256;
+/// Records taken from a partition in one read, so that none keeps the pump for long.
+const READ: usize = 256;
+
+/// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ownership {
+    slot: u32,
+    id: u32,
+}
+
+/// What the engine is told once.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub ordering: Ordering,
+    /// Handlers in progress at a time.
+    pub concurrency: usize,
+    /// Records of a partition from the lowest unfinished to the newest.
+    pub window: usize,
+    /// Bytes of all unfinished records together.
+    pub max_bytes: usize,
+    pub retry: Arc<Retry>,
+    pub commit_interval: Duration,
+    /// Spreads retries; two consumers should not have the same.
+    pub seed: u64,
+}
+
+/// A record that goes to a handler.
+#[derive(Debug)]
+pub struct Job<R> {
+    pub record: R,
+    pub seq: u64,
+    pub lane: LaneId,
+    /// Which call of the handler this is, from 1.
+    pub attempt: u32,
+    /// How many of the jobs behind this one in the batch belong to the same turn: they run after it, or not at all.
+    pub followers: u32,
+}
+
+/// Jobs of one ownership that are handed over in one send.
+#[derive(Debug)]
+pub struct Batch<R> {
+    pub owner: Ownership,
+    pub jobs: Vec<Job<R>>,
+}
+
+/// How a record was finished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Handled,
+    /// The handler, a filter or a classifier said that there is nothing to do.
+    Skipped,
+    /// Its dead letter was acknowledged by the broker.
+    DeadLettered,
+    /// It was given up without a dead letter, as the user chose.
+    Dropped,
+}
+
+/// What is to be done with a record whose attempt failed.
+#[derive(Debug, Clone)]
+pub enum AfterFailure {
+    /// Try again by the consumer's schedule, or by the given one.
+    Retry(Option<Arc<Retry>>),
+    /// Try again after exactly this long, as the handler asked. It counts as an attempt.
+    RetryAfter(Duration, Option<Arc<Retry>>),
+    /// Trying again cannot help.
+    GiveUp,
+}
+
+/// A failed attempt.
+#[derive(Debug)]
+pub struct Failed<R, C> {
+    pub job: Job<R>,
+    pub then: AfterFailure,
+    pub cause: C,
+}
+
+/// A record that is not going to be tried again. It stays unfinished until [`Engine::settle`] says how it ended.
+#[derive(Debug)]
+pub struct GivenUp<R, C> {
+    pub owner: Ownership,
+    pub seq: u64,
+    pub lane: LaneId,
+    pub record: R,
+    /// Calls of the handler on this trip.
+    pub attempts: u32,
+    /// The attempts or the time ran out; otherwise the failure itself was final.
+    pub exhausted: bool,
+    pub cause: C,
+}
+
+/// What [`Engine::receive`] did with a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    Queued,
+    /// The offset is at or below one already delivered: the log was reset. Nothing was taken in; the partition needs a
+    /// new ownership.
+    WentBack {
+        last: i64,
+    },
+    /// The ownership has ended.
+    Stale,
+}
+
+/// See the module's first lines.
+#[derive(Debug)]
+pub struct Engine<R, C> {
+    config: Config,
+    now: Instant,
+    partitions: Vec<Option<Partition<R>>>,
+    free: Vec<u32>,
+    ids: u32,
+    /// Where the round robin over partitions stands.
+    next_partition: usize,
+    /// Unfinished records, in bytes and in turns that are out, over all partitions.
+    bytes: usize,
+    turns_out: usize,
+    pace: Pace,
+    schedule: Schedule<R>,
+    given_up: VecDeque<GivenUp<R, C>>,
+    random: u64,
+    next_commit: Option<Instant>,
+    commit_in_flight: Option<Commit>,
+    /// While partitions are given away only the drain's own commits are sent.
+    hold_commits: bool,
+    fatal_commit: bool,
+}
+
+impl<R, C> Engine<R, C> {
+    pub fn new(config: Config, now: Instant) -> Self {
+        let random = config.seed | 1;
+        Self {
+            config,
+            now,
+            partitions: Vec::new(),
+            free: Vec::new(),
+            ids: 0,
+            next_partition: 0,
+            bytes: 0,
+            turns_out: 0,
+            pace: Pace::new(),
+            schedule: Schedule::new(),
+            given_up: VecDeque::new(),
+            random,
+            next_commit: None,
+            commit_in_flight: None,
+            hold_commits: false,
+            fatal_commit: false,
+        }
+    }
+
+    // ---- ownership ----
+
+    /// A partition is ours from now on. `start` is where reading begins, where that is known as a number.
+    pub fn assign(&mut self, start: Option<i64>, committed: Option<i64>) -> Ownership {
+        self.ids = self.ids.wrapping_add(1);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.partitions.push(None);
+            (self.partitions.len() - 1) as u32
+        });
+        let owner = Ownership { slot, id: self.ids };
+        self.partitions[slot as usize] = Some(Partition::new(owner, &self.config, start, committed));
+        owner
+    }
+
+    /// The partition is to be given away: what has not been handed over is dropped, what runs may finish.
+    pub fn drain(&mut self, owner: Ownership) {
+        self.schedule.forget(owner);
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.state = State::Draining;
+            partition.lanes.clear_queued();
+        }
+    }
+
+    /// Nothing of a draining partition is out any more: neither a handler nor a dead letter.
+    pub fn is_drained(&self, owner: Ownership) -> bool {
+        self.partition(owner).is_none_or(|partition| partition.out == 0 && partition.given_up == 0)
+    }
+
+    /// The ownership ends. Verdicts, answers and dead letters that still come for it change nothing.
+    pub fn end(&mut self, owner: Ownership) {
+        self.schedule.forget(owner);
+        self.given_up.retain(|given_up| given_up.owner != owner);
+        if self.partition(owner).is_some() {
+            let partition = self.partitions[owner.slot as usize].take().expect("looked up just now");
+            self.free.push(owner.slot);
+            self.bytes -= partition.bytes;
+            self.turns_out -= partition.lanes.turns_out();
+        }
+    }
+
+    /// Whether that ownership is the current one of its partition.
+    pub fn is_current(&self, owner: Ownership) -> bool {
+        self.partition(owner).is_some()
+    }
+
+    /// Stops or goes on handing out records of a partition, as the user asked.
+    pub fn set_paused(&mut self, owner: Ownership, paused: bool) {
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.paused = paused;
+        }
+    }
+
+    // ---- intake ----
+
+    /// How many records may be read from the partition now.
+    pub fn room(&self, owner: Ownership) -> usize {
+        let Some(partition) = self.partition(owner) else { return 0 };
+        if partition.state != State::Running || partition.paused {
+            return 0;
+        }
+        let window = partition.window.room().min(READ);
+        if self.bytes == 0 {
+            // Something always passes, be it larger than the whole budget.
+            return window.min(self.config.max_bytes.div_ceil(partition.typical_size()).max(1));
+        }
+        window.min(self.config.max_bytes.saturating_sub(self.bytes) / partition.typical_size())
+    }
+
+    /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
+    #[inline]
+    pub fn receive(&mut self, owner: Ownership, offset: i64, key: Option<u64>, bytes: usize, record: R) -> Received {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else { return Received::Stale };
+        if let Some(last) = partition.window.position().filter(|position| offset < *position) {
+            return Received::WentBack { last: last - 1 };
+        }
+        partition.receive(offset, key, bytes, record);
+        self.bytes += bytes;
+        Received::Queued
+    }
+
+    /// The partition's position has passed offsets without records.
+    pub fn skip_to(&mut self, owner: Ownership, position: i64) {
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.skip_to(position);
+        }
+    }
+
+    // ---- time ----
+
+    /// Tells the time; retries that are due come back to their lanes.
+    pub fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+        self.pace.sample(self.now, self.turns_out > 0);
+        while let Some(waiting) = self.schedule.take_due(self.now) {
+            if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
+                partition.lanes.push_front(waiting.lane, waiting.queued);
+                partition.lanes.release(waiting.lane);
+            }
+        }
+    }
+
+    /// When [`advance`](Self::advance) has something to do without any other event.
+    pub fn next_wake(&self) -> Option<Instant> {
+        let commit = self.next_commit.filter(|_| self.commit_in_flight.is_none() && !self.hold_commits);
+        [self.schedule.next_due(), commit].into_iter().flatten().min()
+    }
+
+    // ---- handing over ----
+
+    /// The next batch for the executors, from the partition whose turn it is.
+    pub fn next_batch(&mut self) -> Option<Batch<R>> {
+        let allowed = (self.config.concurrency + self.pace.ahead()).saturating_sub(self.turns_out);
+        if allowed == 0 {
+            return None;
+        }
+        let count = self.partitions.len();
+        for step in 0..count {
+            let at = (self.next_partition + step) % count;
+            let Some(partition) = &mut self.partitions[at] else { continue };
+            if partition.paused || partition.state != State::Running || !partition.lanes.is_ready() {
+                continue;
+            }
+            self.next_partition = (at + 1) % count;
+            // While permits are short, no partition takes the whole stock in one go.
+            let turns = if allowed > 2 * count { (allowed / count).max(1) } else { 1 };
+            let (batch, taken) = partition.take_batch(turns.min(BATCH), BATCH, self.now);
+            self.turns_out += taken;
+            return Some(batch);
+        }
+        None
+    }
+
+    // ---- verdicts ----
+
+    /// A handed-over record is finished.
+    #[inline]
+    pub fn finished(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        self.bytes -= partition.finish(seq, outcome);
+        if partition.report(lane) == Turn::Over {
+            self.turns_out -= 1;
+            self.pace.turn_over();
+        }
+        self.note_change();
+    }
+
+    /// The record starts now: its predecessor in the turn is done.
+    pub fn started(&mut self, owner: Ownership, seq: u64) {
+        let now = self.now;
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.started(seq, now);
+        }
+    }
+
+    /// Jobs that were handed over come back untouched, in their order.
+    pub fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<R>>) {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        for job in jobs.into_iter().rev() {
+            let queued = Queued { record: job.record, seq: job.seq, attempts: job.attempt - 1 };
+            partition.not_started(job.seq);
+            if partition.state == State::Running {
+                partition.lanes.push_front(job.lane, queued);
+            }
+            if partition.report(job.lane) == Turn::Over {
+                self.turns_out -= 1;
+            }
+        }
+    }
+
+    /// An attempt failed. The record is tried again or given up; its lane waits either way.
+    pub fn failed(&mut self, owner: Ownership, failed: Failed<R, C>) {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        let Failed { job, then, cause } = failed;
+        partition.lanes.hold(job.lane);
+        if partition.report(job.lane) == Turn::Over {
+            self.turns_out -= 1;
+            self.pace.turn_over();
+        }
+        let random = splitmix(&mut self.random);
+        let since_first = partition.failed_for(job.seq, self.now);
+        let (policy, asked) = match then {
+            AfterFailure::Retry(policy) => (policy, None),
+            AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait)),
+            AfterFailure::GiveUp => (None, None),
+        };
+        let final_failure = matches!(then, AfterFailure::GiveUp);
+        let policy = policy.unwrap_or_else(|| Arc::clone(&self.config.retry));
+        let wait = if final_failure { None } else { policy.next(job.attempt, since_first, random) };
+        match wait {
+            Some(wait) => {
+                partition.counts.retried += 1;
+                if partition.state == State::Running {
+                    let due = self.now + asked.unwrap_or(wait);
+                    let queued = Queued { record: job.record, seq: job.seq, attempts: job.attempt };
+                    self.schedule.insert(due, owner, job.lane, queued);
+                }
+            }
+            None => {
+                partition.given_up += 1;
+                self.given_up.push_back(GivenUp {
+                    owner,
+                    seq: job.seq,
+                    lane: job.lane,
+                    record: job.record,
+                    attempts: job.attempt,
+                    exhausted: !final_failure,
+                    cause,
+                });
+            }
+        }
+    }
+
+    /// The next record to dead-letter, or to do with what the user chose.
+    pub fn next_given_up(&mut self) -> Option<GivenUp<R, C>> {
+        self.given_up.pop_front()
+    }
+
+    /// A record that was given up has ended; its lane goes on.
+    pub fn settle(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        partition.given_up -= 1;
+        self.bytes -= partition.finish(seq, outcome);
+        partition.lanes.release(lane);
+        self.note_change();
+    }
+
+    // ---- commits ----
+
+    #[inline]
+    fn note_change(&mut self) {
+        if self.next_commit.is_none() {
+            self.next_commit = Some(self.now + self.config.commit_interval);
+        }
+    }
+
+    /// The commit that is due now. Until it is answered there is no other.
+    pub fn next_commit(&mut self) -> Option<Commit> {
+        if self.hold_commits || self.commit_in_flight.is_some() || self.next_commit.is_none_or(|at| at > self.now) {
+            return None;
+        }
+        let now = self.now;
+        let due = |partition: &&Partition<R>| partition.commit_is_due();
+        let ready = self.partitions.iter().flatten().filter(due).filter(|partition| partition.committed.may_send(now));
+        let (alone, together): (Vec<_>, Vec<_>) = ready.partition(|partition| partition.committed.goes_alone());
+        let chosen = if together.is_empty() { alone.into_iter().take(1).collect() } else { together };
+        let entries: Vec<_> = chosen.into_iter().filter_map(Partition::commit_entry).collect();
+        if entries.is_empty() {
+            let pending = self.partitions.iter().flatten().any(|partition| partition.commit_is_due());
+            self.next_commit = pending.then(|| now + self.config.commit_interval);
+            return None;
+        }
+        Some(self.send_commit(entries))
+    }
+
+    /// A last commit of partitions that are given away, whatever the time. `None` when all of it is committed already.
+    pub fn final_commit(&mut self, owners: &[Ownership]) -> Option<Commit> {
+        if self.commit_in_flight.is_some() {
+            return None;
+        }
+        let entries: Vec<_> = owners
+            .iter()
+            .filter_map(|owner| self.partition(*owner))
+            .filter(|partition| partition.commit_is_due())
+            .filter_map(Partition::commit_entry)
+            .collect();
+        (!entries.is_empty()).then(|| self.send_commit(entries))
+    }
+
+    fn send_commit(&mut self, entries: Vec<CommitEntry>) -> Commit {
+        let commit = Commit { entries };
+        self.commit_in_flight = Some(commit.clone());
+        commit
+    }
+
+    pub fn commit_in_flight(&self) -> bool {
+        self.commit_in_flight.is_some()
+    }
+
+    /// The broker has answered the commit in flight: one result for each of its partitions, in its order.
+    pub fn commit_answered(&mut self, results: &[CommitResult]) {
+        let Some(commit) = self.commit_in_flight.take() else { return };
+        let refused = results.iter().any(|result| *result != CommitResult::Accepted);
+        // With several partitions in one commit an error says nothing sure about any of them: ask again one by one.
+        let doubtful = refused && commit.entries.len() > 1;
+        let now = self.now;
+        for (entry, result) in commit.entries.iter().zip(results) {
+            let Some(partition) = find_mut(&mut self.partitions, entry.owner) else { continue };
+            self.fatal_commit |= *result == CommitResult::Fatal;
+            match refused {
+                false => partition.committed.accepted(entry.offset, entry.version),
+                true if doubtful && !results.iter().all(|other| other == result) => partition.committed.isolate(),
+                true => partition.committed.failed(now),
+            }
+        }
+        let mut due = self.partitions.iter().flatten().filter(|partition| partition.commit_is_due()).peekable();
+        self.next_commit = due.peek().is_some().then_some(now + self.config.commit_interval);
+        if due.any(|partition| partition.committed.goes_alone() && partition.committed.may_send(now)) {
+            self.next_commit = Some(now);
+        }
+    }
+
+    /// While a rebalance is being answered only the drain's own commits go out.
+    pub fn hold_commits(&mut self, hold: bool) {
+        self.hold_commits = hold;
+        if !hold {
+            self.note_change();
+        }
+    }
+
+    /// The broker refused a commit for good.
+    pub fn has_fatal_commit(&self) -> bool {
+        self.fatal_commit
+    }
+
+    // ---- what can be seen ----
+
+    pub fn status(&self, owner: Ownership) -> Option<PartitionStatus> {
+        let partition = self.partition(owner)?;
+        Some(partition.status(self.schedule.count(owner), self.now))
+    }
+
+    /// Bytes of all unfinished records.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Turns that are out, over all partitions.
+    pub fn turns_out(&self) -> usize {
+        self.turns_out
+    }
+
+    fn partition(&self, owner: Ownership) -> Option<&Partition<R>> {
+        self.partitions.get(owner.slot as usize)?.as_ref().filter(|partition| partition.owner == owner)
+    }
+
+    fn partition_mut(&mut self, owner: Ownership) -> Option<&mut Partition<R>> {
+        find_mut(&mut self.partitions, owner)
+    }
+}
+
+/// Free-standing so that other fields of the engine can be used beside it.
+#[inline]
+fn find_mut<R>(partitions: &mut [Option<Partition<R>>], owner: Ownership) -> Option<&mut Partition<R>> {
+    partitions.get_mut(owner.slot as usize)?.as_mut().filter(|partition| partition.owner == owner)
+}
+
+/// Steele, Lea and Flood's SplitMix64: enough to spread retries.
+fn splitmix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

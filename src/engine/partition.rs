@@ -1,0 +1,323 @@
+//! One partition while it is ours: its window, its lanes, and what is known of its commits.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Batch, Config, Job, Outcome, Ownership,
+    commit::{CommitEntry, Committed},
+    lanes::{LaneId, Lanes, Ordering, Queued, Turn},
+    window::{Finish, Window},
+};
+
+/// Assumed before the first record was seen.
+const FIRST_SIZE: usize = 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Running,
+    /// To be given away: nothing is handed over any more.
+    Draining,
+}
+
+/// How the records of an ownership have ended so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub received: u64,
+    pub handled: u64,
+    pub skipped: u64,
+    pub dead_lettered: u64,
+    pub dropped: u64,
+    /// Failed attempts after which the record was scheduled again.
+    pub retried: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.received += other.received;
+        self.handled += other.handled;
+        self.skipped += other.skipped;
+        self.dead_lettered += other.dead_lettered;
+        self.dropped += other.dropped;
+        self.retried += other.retried;
+    }
+}
+
+/// The oldest record that is with a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningRecord {
+    pub offset: i64,
+    /// Since it was handed to its handler.
+    pub age: Duration,
+    pub attempt: u32,
+}
+
+/// What can be seen of a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionStatus {
+    pub position: Option<i64>,
+    pub committable: Option<i64>,
+    pub committed: Option<i64>,
+    pub commit_failures: u32,
+    /// Finished above the committable offset.
+    pub held: usize,
+    pub running: usize,
+    pub queued: usize,
+    pub retrying: usize,
+    /// Given up, its dead letter not acknowledged yet.
+    pub dead_lettering: usize,
+    pub bytes: usize,
+    pub oldest_running: Option<RunningRecord>,
+    pub draining: bool,
+    pub paused: bool,
+    pub counts: Counts,
+}
+
+/// What is known of a delivered record beside its offset.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    bytes: u32,
+    /// Milliseconds since the ownership began at which it was handed over; [`QUEUED`] before that.
+    since: u32,
+}
+const QUEUED: u32 = u32::MAX;
+
+/// A record that has failed before.
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    first: Instant,
+    attempts: u32,
+}
+
+#[derive(Debug)]
+pub struct Partition<R> {
+    pub owner: Ownership,
+    pub state: State,
+    pub paused: bool,
+    pub window: Window,
+    pub lanes: Lanes<R>,
+    pub committed: Committed,
+    pub counts: Counts,
+    /// Bytes of unfinished records.
+    pub bytes: usize,
+    /// Records handed over and not reported.
+    pub out: usize,
+    /// Records given up and not settled.
+    pub given_up: usize,
+    /// By `seq % len`, as long as the window's span at least.
+    slots: Vec<Slot>,
+    failing: HashMap<u64, Failing>,
+    /// Moving average of record sizes.
+    size: usize,
+    /// Moves with every finished record: what the broker has not seen yet is a commit to send.
+    version: u64,
+    began: Option<Instant>,
+    ordering: Ordering,
+}
+
+impl<R> Partition<R> {
+    pub fn new(owner: Ownership, config: &Config, start: Option<i64>, committed: Option<i64>) -> Self {
+        Self {
+            owner,
+            state: State::Running,
+            paused: false,
+            window: Window::new(config.window, start),
+            lanes: Lanes::new(config.ordering),
+            committed: Committed::at(committed),
+            counts: Counts::default(),
+            bytes: 0,
+            out: 0,
+            given_up: 0,
+            slots: Vec::new(),
+            failing: HashMap::new(),
+            size: FIRST_SIZE,
+            version: 0,
+            began: None,
+            ordering: config.ordering,
+        }
+    }
+
+    /// What one more record is expected to take, on the safe side.
+    pub fn typical_size(&self) -> usize {
+        self.size.max(1)
+    }
+
+    #[inline]
+    pub fn receive(&mut self, offset: i64, key: Option<u64>, bytes: usize, record: R) {
+        let seq = self.window.deliver(offset);
+        if self.window.span() > self.slots.len() {
+            self.grow_slots();
+        }
+        let at = self.slot(seq);
+        self.slots[at] = Slot { bytes: u32::try_from(bytes).unwrap_or(u32::MAX), since: QUEUED };
+        self.bytes += bytes;
+        self.counts.received += 1;
+        // Follows larger sizes at once and smaller ones slowly.
+        self.size = if bytes > self.size { bytes } else { self.size - (self.size - bytes) / 16 };
+        self.lanes.push(key, Queued { record, seq, attempts: 0 });
+    }
+
+    #[inline]
+    fn slot(&self, seq: u64) -> usize {
+        seq as usize & (self.slots.len() - 1)
+    }
+
+    #[cold]
+    fn grow_slots(&mut self) {
+        let grown = (self.slots.len() * 2).max(256);
+        let mut slots = vec![Slot { bytes: 0, since: QUEUED }; grown];
+        let next = self.window.head().map_or(0, |head| head + self.window.span() as u64);
+        if let (Some(head), false) = (self.window.head(), self.slots.is_empty()) {
+            // The newest record has no slot yet.
+            for seq in head..next - 1 {
+                slots[seq as usize & (grown - 1)] = self.slots[self.slot(seq)];
+            }
+        }
+        self.slots = slots;
+    }
+
+    pub fn skip_to(&mut self, position: i64) {
+        let before = self.window.committable();
+        self.window.skip_to(position);
+        if self.window.committable() != before {
+            self.version += 1;
+        }
+    }
+
+    /// Takes up to `turns` turns and `records` records.
+    pub fn take_batch(&mut self, turns: usize, records: usize, now: Instant) -> (Batch<R>, usize) {
+        let since = self.clock(now);
+        let mut jobs: Vec<Job<R>> = Vec::with_capacity(records.min(turns.max(16)));
+        let mut taken = 0;
+        let mask = self.slots.len() - 1;
+        while taken < turns && jobs.len() < records {
+            let first = jobs.len();
+            let slots = &mut self.slots;
+            let give = |queued: Queued<R>| {
+                if jobs.len() == first {
+                    slots[queued.seq as usize & mask].since = since;
+                }
+                jobs.push(Job {
+                    record: queued.record,
+                    seq: queued.seq,
+                    lane: 0,
+                    attempt: queued.attempts + 1,
+                    followers: 0,
+                });
+            };
+            let Some((lane, count)) = self.lanes.take_turn(records - first, give) else { break };
+            for (at, job) in jobs[first..].iter_mut().enumerate() {
+                job.lane = lane;
+                job.followers = (count - 1 - at) as u32;
+            }
+            taken += 1;
+        }
+        self.out += jobs.len();
+        (Batch { owner: self.owner, jobs }, taken)
+    }
+
+    fn clock(&mut self, now: Instant) -> u32 {
+        let began = *self.began.get_or_insert(now);
+        u32::try_from(now.saturating_duration_since(began).as_millis()).unwrap_or(QUEUED - 1).min(QUEUED - 1)
+    }
+
+    /// Marks a record as finished and returns the bytes that it had kept.
+    #[inline]
+    pub fn finish(&mut self, seq: u64, outcome: Outcome) -> usize {
+        // The slot is read first: once the window has moved past it, a later record may take it.
+        let at = self.slot(seq);
+        if self.window.finish(seq) == Finish::Stale {
+            return 0;
+        }
+        self.version += 1;
+        match outcome {
+            Outcome::Handled => self.counts.handled += 1,
+            Outcome::Skipped => self.counts.skipped += 1,
+            Outcome::DeadLettered => self.counts.dead_lettered += 1,
+            Outcome::Dropped => self.counts.dropped += 1,
+        }
+        if !self.failing.is_empty() {
+            self.failing.remove(&seq);
+        }
+        let bytes = self.slots[at].bytes as usize;
+        self.bytes -= bytes;
+        bytes
+    }
+
+    #[inline]
+    pub fn report(&mut self, lane: LaneId) -> Turn {
+        self.out -= 1;
+        self.lanes.report(lane)
+    }
+
+    pub fn started(&mut self, seq: u64, now: Instant) {
+        if self.window.is_open(seq) {
+            let (at, since) = (self.slot(seq), self.clock(now));
+            self.slots[at].since = since;
+        }
+    }
+
+    /// The record has come back untouched.
+    pub fn not_started(&mut self, seq: u64) {
+        let at = self.slot(seq);
+        self.slots[at].since = QUEUED;
+    }
+
+    /// Notes a failed attempt, and returns for how long the record has been failing.
+    pub fn failed_for(&mut self, seq: u64, now: Instant) -> Duration {
+        let failing = self.failing.entry(seq).or_insert(Failing { first: now, attempts: 0 });
+        failing.attempts += 1;
+        let first = failing.first;
+        let at = self.slot(seq);
+        self.slots[at].since = QUEUED;
+        now.saturating_duration_since(first)
+    }
+
+    pub fn commit_is_due(&self) -> bool {
+        self.committed.is_due(self.version)
+    }
+
+    pub fn commit_entry(&self) -> Option<CommitEntry> {
+        Some(CommitEntry { owner: self.owner, offset: self.window.committable()?, version: self.version })
+    }
+
+    pub fn status(&self, retrying: usize, now: Instant) -> PartitionStatus {
+        let unfinished = self.window.span() - self.window.held();
+        let running = match self.ordering {
+            Ordering::Unordered => self.out,
+            Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out(),
+        };
+        PartitionStatus {
+            position: self.window.position(),
+            committable: self.window.committable(),
+            committed: self.committed.offset,
+            commit_failures: self.committed.failures(),
+            held: self.window.held(),
+            running,
+            queued: unfinished.saturating_sub(running + retrying + self.given_up),
+            retrying,
+            dead_lettering: self.given_up,
+            bytes: self.bytes,
+            oldest_running: self.oldest_running(now),
+            draining: self.state == State::Draining,
+            paused: self.paused,
+            counts: self.counts,
+        }
+    }
+
+    fn oldest_running(&self, now: Instant) -> Option<RunningRecord> {
+        let head = self.window.head()?;
+        let began = self.began?;
+        let running = |seq: &u64| self.window.is_open(*seq) && self.slots[self.slot(*seq)].since != QUEUED;
+        let open = (head..head + self.window.span() as u64).filter(running);
+        let oldest = open.min_by_key(|seq| self.slots[self.slot(*seq)].since)?;
+        let since = Duration::from_millis(self.slots[self.slot(oldest)].since.into());
+        Some(RunningRecord {
+            offset: self.window.offset(oldest)?,
+            age: (now.saturating_duration_since(began)).saturating_sub(since),
+            attempt: self.failing.get(&oldest).map_or(1, |failing| failing.attempts + 1),
+        })
+    }
+}

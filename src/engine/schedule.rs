@@ -1,0 +1,79 @@
+//! Records that wait for their next attempt.
+
+use std::{
+    cmp::Ordering,
+    collections::BinaryHeap,
+    time::Instant,
+};
+
+use super::{
+    Ownership,
+    lanes::{LaneId, Queued},
+};
+
+/// A record in front of its lane that is handed out again at `due`.
+#[derive(Debug)]
+pub struct Waiting<R> {
+    pub due: Instant,
+    /// Breaks ties: what failed first is retried first.
+    turn: u64,
+    pub owner: Ownership,
+    pub lane: LaneId,
+    pub queued: Queued<R>,
+}
+
+impl<R> PartialEq for Waiting<R> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl<R> Eq for Waiting<R> {}
+impl<R> PartialOrd for Waiting<R> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<R> Ord for Waiting<R> {
+    /// Reversed: `BinaryHeap` gives the greatest first, and the soonest is wanted.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.due, other.turn).cmp(&(self.due, self.turn))
+    }
+}
+
+/// All retries of all partitions, soonest first. Bounded by the windows: a waiting record is unfinished.
+#[derive(Debug)]
+pub struct Schedule<R> {
+    waiting: BinaryHeap<Waiting<R>>,
+    turns: u64,
+}
+
+impl<R> Schedule<R> {
+    pub fn new() -> Self {
+        Self { waiting: BinaryHeap::new(), turns: 0 }
+    }
+
+    pub fn insert(&mut self, due: Instant, owner: Ownership, lane: LaneId, queued: Queued<R>) {
+        self.turns += 1;
+        self.waiting.push(Waiting { due, turn: self.turns, owner, lane, queued });
+    }
+
+    pub fn next_due(&self) -> Option<Instant> {
+        self.waiting.peek().map(|first| first.due)
+    }
+
+    pub fn take_due(&mut self, now: Instant) -> Option<Waiting<R>> {
+        if self.next_due()? > now {
+            return None;
+        }
+        self.waiting.pop()
+    }
+
+    pub fn count(&self, owner: Ownership) -> usize {
+        self.waiting.iter().filter(|waiting| waiting.owner == owner).count()
+    }
+
+    /// Drops what waits for a partition that is given away.
+    pub fn forget(&mut self, owner: Ownership) {
+        self.waiting.retain(|waiting| waiting.owner != owner);
+    }
+}
