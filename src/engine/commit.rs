@@ -56,7 +56,10 @@ pub struct Committed {
 
 impl Committed {
     pub fn at(offset: Option<i64>) -> Self {
-        Self { offset, ..Self::default() }
+        Self {
+            offset,
+            ..Self::default()
+        }
     }
 
     /// Whether there is a state worth sending. `version` counts every finished record, so that what finished above an
@@ -78,7 +81,11 @@ impl Committed {
     }
 
     pub fn accepted(&mut self, offset: i64, version: u64) {
-        *self = Self { offset: Some(offset), version: Some(version), ..Self::default() };
+        *self = Self {
+            offset: Some(offset),
+            version: Some(version),
+            ..Self::default()
+        };
     }
 
     /// It shared a commit with a partition that failed: what became of its own part is not known.
@@ -88,7 +95,9 @@ impl Committed {
     }
 
     pub fn failed(&mut self, now: Instant) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8)).min(SLOWEST);
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << self.failures.min(8))
+            .min(SLOWEST);
         self.failures = self.failures.saturating_add(1);
         self.isolate();
         self.not_before = Some(now + pause);

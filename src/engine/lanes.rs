@@ -44,7 +44,10 @@ pub type LaneId = u32;
 /// The lanes of one partition.
 #[derive(Debug)]
 pub enum Lanes<R> {
-    Each { ready: VecDeque<Queued<R>>, out: usize },
+    Each {
+        ready: VecDeque<Queued<R>>,
+        out: usize,
+    },
     One(Line<R>),
     Keyed(Keyed<R>),
 }
@@ -67,8 +70,15 @@ pub enum Turn {
 impl<R> Lanes<R> {
     pub fn new(ordering: Ordering) -> Self {
         match ordering {
-            Ordering::Unordered => Self::Each { ready: VecDeque::new(), out: 0 },
-            Ordering::ByPartition => Self::One(Line { queue: VecDeque::new(), out: 0, held: false }),
+            Ordering::Unordered => Self::Each {
+                ready: VecDeque::new(),
+                out: 0,
+            },
+            Ordering::ByPartition => Self::One(Line {
+                queue: VecDeque::new(),
+                out: 0,
+                held: false,
+            }),
             Ordering::ByKey => Self::Keyed(Keyed::new()),
         }
     }
@@ -95,7 +105,11 @@ impl<R> Lanes<R> {
 
     /// Hands over the next turn, at most `most` records, and returns its lane.
     #[inline]
-    pub fn take_turn(&mut self, most: usize, mut give: impl FnMut(Queued<R>)) -> Option<(LaneId, usize)> {
+    pub fn take_turn(
+        &mut self,
+        most: usize,
+        mut give: impl FnMut(Queued<R>),
+    ) -> Option<(LaneId, usize)> {
         match self {
             Self::Each { ready, out } => {
                 give(ready.pop_front()?);
@@ -122,7 +136,11 @@ impl<R> Lanes<R> {
             }
             Self::One(line) => {
                 line.out -= 1;
-                if line.out == 0 { Turn::Over } else { Turn::Goes }
+                if line.out == 0 {
+                    Turn::Over
+                } else {
+                    Turn::Goes
+                }
             }
             Self::Keyed(keyed) => keyed.report(lane),
         }
@@ -279,7 +297,14 @@ impl<R> Keyed<R> {
 
     #[inline]
     fn new_lane(&mut self, hash: Option<u64>) -> LaneId {
-        let lane = Lane { hash, head: NIL, tail: NIL, out: 0, held: false, ready: false };
+        let lane = Lane {
+            hash,
+            head: NIL,
+            tail: NIL,
+            out: 0,
+            held: false,
+            ready: false,
+        };
         if let Some(id) = self.free_lanes.pop() {
             self.lanes[id as usize] = lane;
             return id;
@@ -291,27 +316,40 @@ impl<R> Keyed<R> {
     #[inline]
     fn new_node(&mut self, queued: Queued<R>, next: u32) -> u32 {
         if self.free_node == NIL {
-            self.nodes.push(Node { item: Some(queued), next });
+            self.nodes.push(Node {
+                item: Some(queued),
+                next,
+            });
             return (self.nodes.len() - 1) as u32;
         }
         let id = self.free_node;
         let node = &mut self.nodes[id as usize];
         self.free_node = node.next;
-        *node = Node { item: Some(queued), next };
+        *node = Node {
+            item: Some(queued),
+            next,
+        };
         id
     }
 
     #[inline]
     fn take_node(&mut self, id: u32) -> (Queued<R>, u32) {
         let node = &mut self.nodes[id as usize];
-        let item = node.item.take().expect("a node in a lane's list holds a record");
+        let item = node
+            .item
+            .take()
+            .expect("a node in a lane's list holds a record");
         let next = std::mem::replace(&mut node.next, self.free_node);
         self.free_node = id;
         (item, next)
     }
 
     #[inline]
-    fn take_turn(&mut self, most: usize, mut give: impl FnMut(Queued<R>)) -> Option<(LaneId, usize)> {
+    fn take_turn(
+        &mut self,
+        most: usize,
+        mut give: impl FnMut(Queued<R>),
+    ) -> Option<(LaneId, usize)> {
         let lane = self.ready.pop_front()?;
         let mut head = self.lanes[lane as usize].head;
         let mut taken = 0;
@@ -379,7 +417,8 @@ impl<R> Keyed<R> {
         // Lanes with nothing out are dropped from the table; their slots stay unused until the ownership ends, which
         // follows at once.
         let lanes = &self.lanes;
-        self.by_hash.retain(|_, lane| !lanes[*lane as usize].is_idle());
+        self.by_hash
+            .retain(|_, lane| !lanes[*lane as usize].is_idle());
         self.idle = 0;
     }
 }

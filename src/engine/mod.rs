@@ -21,8 +21,8 @@ use std::{
 pub use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::{LaneId, Ordering},
-    partition::{Counts, PartitionStatus, RunningRecord},
-    window::{Finish, Window},
+    partition::{Counts, PartitionStatus},
+    window::Window,
 };
 use self::{
     lanes::{Queued, Turn},
@@ -42,6 +42,13 @@ const READ: usize = 256;
 pub struct Ownership {
     slot: u32,
     id: u32,
+}
+
+impl Ownership {
+    /// A small number that no other current ownership has: an index for what is kept beside the engine.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
 }
 
 /// What the engine is told once.
@@ -119,8 +126,6 @@ pub struct GivenUp<R, C> {
     pub record: R,
     /// Calls of the handler on this trip.
     pub attempts: u32,
-    /// The attempts or the time ran out; otherwise the failure itself was final.
-    pub exhausted: bool,
     pub cause: C,
 }
 
@@ -186,7 +191,9 @@ impl<R, C> Engine<R, C> {
 
     // ---- ownership ----
 
-    /// A partition is ours from now on. `start` is where reading begins, where that is known as a number.
+    /// A partition is ours from now on. `start` is where reading begins, where that is known as a number. A start
+    /// that is not the committed offset is committed first of all: what was decided once stays decided, even if the
+    /// process dies before its first record is finished.
     pub fn assign(&mut self, start: Option<i64>, committed: Option<i64>) -> Ownership {
         self.ids = self.ids.wrapping_add(1);
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -194,7 +201,11 @@ impl<R, C> Engine<R, C> {
             (self.partitions.len() - 1) as u32
         });
         let owner = Ownership { slot, id: self.ids };
-        self.partitions[slot as usize] = Some(Partition::new(owner, &self.config, start, committed));
+        let partition = Partition::new(owner, &self.config, start, committed);
+        if partition.commit_is_due() {
+            self.next_commit = Some(self.now);
+        }
+        self.partitions[slot as usize] = Some(partition);
         owner
     }
 
@@ -209,19 +220,23 @@ impl<R, C> Engine<R, C> {
 
     /// Nothing of a draining partition is out any more: neither a handler nor a dead letter.
     pub fn is_drained(&self, owner: Ownership) -> bool {
-        self.partition(owner).is_none_or(|partition| partition.out == 0 && partition.given_up == 0)
+        self.partition(owner)
+            .is_none_or(|partition| partition.out == 0 && partition.given_up == 0)
     }
 
     /// The ownership ends. Verdicts, answers and dead letters that still come for it change nothing.
-    pub fn end(&mut self, owner: Ownership) {
+    /// Returns where it stood.
+    pub fn end(&mut self, owner: Ownership) -> Option<PartitionStatus> {
+        let last = self.status(owner)?;
         self.schedule.forget(owner);
         self.given_up.retain(|given_up| given_up.owner != owner);
-        if self.partition(owner).is_some() {
-            let partition = self.partitions[owner.slot as usize].take().expect("looked up just now");
-            self.free.push(owner.slot);
-            self.bytes -= partition.bytes;
-            self.turns_out -= partition.lanes.turns_out();
-        }
+        let partition = self.partitions[owner.slot as usize]
+            .take()
+            .expect("its status was read just now");
+        self.free.push(owner.slot);
+        self.bytes -= partition.bytes;
+        self.turns_out -= partition.lanes.turns_out();
+        Some(last)
     }
 
     /// Whether that ownership is the current one of its partition.
@@ -240,23 +255,43 @@ impl<R, C> Engine<R, C> {
 
     /// How many records may be read from the partition now.
     pub fn room(&self, owner: Ownership) -> usize {
-        let Some(partition) = self.partition(owner) else { return 0 };
+        let Some(partition) = self.partition(owner) else {
+            return 0;
+        };
         if partition.state != State::Running || partition.paused {
             return 0;
         }
         let window = partition.window.room().min(READ);
         if self.bytes == 0 {
             // Something always passes, be it larger than the whole budget.
-            return window.min(self.config.max_bytes.div_ceil(partition.typical_size()).max(1));
+            return window.min(
+                self.config
+                    .max_bytes
+                    .div_ceil(partition.typical_size())
+                    .max(1),
+            );
         }
         window.min(self.config.max_bytes.saturating_sub(self.bytes) / partition.typical_size())
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
     #[inline]
-    pub fn receive(&mut self, owner: Ownership, offset: i64, key: Option<u64>, bytes: usize, record: R) -> Received {
-        let Some(partition) = find_mut(&mut self.partitions, owner) else { return Received::Stale };
-        if let Some(last) = partition.window.position().filter(|position| offset < *position) {
+    pub fn receive(
+        &mut self,
+        owner: Ownership,
+        offset: i64,
+        key: Option<u64>,
+        bytes: usize,
+        record: R,
+    ) -> Received {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return Received::Stale;
+        };
+        if let Some(last) = partition
+            .window
+            .position()
+            .filter(|position| offset < *position)
+        {
             return Received::WentBack { last: last - 1 };
         }
         partition.receive(offset, key, bytes, record);
@@ -287,8 +322,13 @@ impl<R, C> Engine<R, C> {
 
     /// When [`advance`](Self::advance) has something to do without any other event.
     pub fn next_wake(&self) -> Option<Instant> {
-        let commit = self.next_commit.filter(|_| self.commit_in_flight.is_none() && !self.hold_commits);
-        [self.schedule.next_due(), commit].into_iter().flatten().min()
+        let commit = self
+            .next_commit
+            .filter(|_| self.commit_in_flight.is_none() && !self.hold_commits);
+        [self.schedule.next_due(), commit]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     // ---- handing over ----
@@ -302,13 +342,20 @@ impl<R, C> Engine<R, C> {
         let count = self.partitions.len();
         for step in 0..count {
             let at = (self.next_partition + step) % count;
-            let Some(partition) = &mut self.partitions[at] else { continue };
-            if partition.paused || partition.state != State::Running || !partition.lanes.is_ready() {
+            let Some(partition) = &mut self.partitions[at] else {
+                continue;
+            };
+            if partition.paused || partition.state != State::Running || !partition.lanes.is_ready()
+            {
                 continue;
             }
             self.next_partition = (at + 1) % count;
             // While permits are short, no partition takes the whole stock in one go.
-            let turns = if allowed > 2 * count { (allowed / count).max(1) } else { 1 };
+            let turns = if allowed > 2 * count {
+                (allowed / count).max(1)
+            } else {
+                1
+            };
             let (batch, taken) = partition.take_batch(turns.min(BATCH), BATCH, self.now);
             self.turns_out += taken;
             return Some(batch);
@@ -321,7 +368,9 @@ impl<R, C> Engine<R, C> {
     /// A handed-over record is finished.
     #[inline]
     pub fn finished(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
-        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return;
+        };
         self.bytes -= partition.finish(seq, outcome);
         if partition.report(lane) == Turn::Over {
             self.turns_out -= 1;
@@ -340,9 +389,15 @@ impl<R, C> Engine<R, C> {
 
     /// Jobs that were handed over come back untouched, in their order.
     pub fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<R>>) {
-        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return;
+        };
         for job in jobs.into_iter().rev() {
-            let queued = Queued { record: job.record, seq: job.seq, attempts: job.attempt - 1 };
+            let queued = Queued {
+                record: job.record,
+                seq: job.seq,
+                attempts: job.attempt - 1,
+            };
             partition.not_started(job.seq);
             if partition.state == State::Running {
                 partition.lanes.push_front(job.lane, queued);
@@ -355,7 +410,9 @@ impl<R, C> Engine<R, C> {
 
     /// An attempt failed. The record is tried again or given up; its lane waits either way.
     pub fn failed(&mut self, owner: Ownership, failed: Failed<R, C>) {
-        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return;
+        };
         let Failed { job, then, cause } = failed;
         partition.lanes.hold(job.lane);
         if partition.report(job.lane) == Turn::Over {
@@ -364,20 +421,28 @@ impl<R, C> Engine<R, C> {
         }
         let random = splitmix(&mut self.random);
         let since_first = partition.failed_for(job.seq, self.now);
-        let (policy, asked) = match then {
-            AfterFailure::Retry(policy) => (policy, None),
-            AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait)),
-            AfterFailure::GiveUp => (None, None),
+        let (policy, asked, is_final) = match then {
+            AfterFailure::Retry(policy) => (policy, None, false),
+            AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait), false),
+            AfterFailure::GiveUp => (None, None, true),
         };
-        let final_failure = matches!(then, AfterFailure::GiveUp);
         let policy = policy.unwrap_or_else(|| Arc::clone(&self.config.retry));
-        let wait = if final_failure { None } else { policy.next(job.attempt, since_first, random) };
+        let wait = match asked {
+            _ if is_final => None,
+            Some(_) if policy.is_exhausted(job.attempt, since_first) => None,
+            Some(wait) => Some(wait),
+            None => policy.next(job.attempt, since_first, random),
+        };
         match wait {
             Some(wait) => {
                 partition.counts.retried += 1;
                 if partition.state == State::Running {
-                    let due = self.now + asked.unwrap_or(wait);
-                    let queued = Queued { record: job.record, seq: job.seq, attempts: job.attempt };
+                    let due = self.now + wait;
+                    let queued = Queued {
+                        record: job.record,
+                        seq: job.seq,
+                        attempts: job.attempt,
+                    };
                     self.schedule.insert(due, owner, job.lane, queued);
                 }
             }
@@ -389,7 +454,6 @@ impl<R, C> Engine<R, C> {
                     lane: job.lane,
                     record: job.record,
                     attempts: job.attempt,
-                    exhausted: !final_failure,
                     cause,
                 });
             }
@@ -403,7 +467,9 @@ impl<R, C> Engine<R, C> {
 
     /// A record that was given up has ended; its lane goes on.
     pub fn settle(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
-        let Some(partition) = find_mut(&mut self.partitions, owner) else { return };
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return;
+        };
         partition.given_up -= 1;
         self.bytes -= partition.finish(seq, outcome);
         partition.lanes.release(lane);
@@ -421,25 +487,46 @@ impl<R, C> Engine<R, C> {
 
     /// The commit that is due now. Until it is answered there is no other.
     pub fn next_commit(&mut self) -> Option<Commit> {
-        if self.hold_commits || self.commit_in_flight.is_some() || self.next_commit.is_none_or(|at| at > self.now) {
+        if self.hold_commits
+            || self.commit_in_flight.is_some()
+            || self.next_commit.is_none_or(|at| at > self.now)
+        {
             return None;
         }
         let now = self.now;
         let due = |partition: &&Partition<R>| partition.commit_is_due();
-        let ready = self.partitions.iter().flatten().filter(due).filter(|partition| partition.committed.may_send(now));
-        let (alone, together): (Vec<_>, Vec<_>) = ready.partition(|partition| partition.committed.goes_alone());
-        let chosen = if together.is_empty() { alone.into_iter().take(1).collect() } else { together };
-        let entries: Vec<_> = chosen.into_iter().filter_map(Partition::commit_entry).collect();
+        let ready = self
+            .partitions
+            .iter()
+            .flatten()
+            .filter(due)
+            .filter(|partition| partition.committed.may_send(now));
+        let (alone, together): (Vec<_>, Vec<_>) =
+            ready.partition(|partition| partition.committed.goes_alone());
+        let chosen = if together.is_empty() {
+            alone.into_iter().take(1).collect()
+        } else {
+            together
+        };
+        let entries: Vec<_> = chosen
+            .into_iter()
+            .filter_map(Partition::commit_entry)
+            .collect();
         if entries.is_empty() {
-            let pending = self.partitions.iter().flatten().any(|partition| partition.commit_is_due());
+            let pending = self
+                .partitions
+                .iter()
+                .flatten()
+                .any(|partition| partition.commit_is_due());
             self.next_commit = pending.then(|| now + self.config.commit_interval);
             return None;
         }
         Some(self.send_commit(entries))
     }
 
-    /// A last commit of partitions that are given away, whatever the time. `None` when all of it is committed already.
-    pub fn final_commit(&mut self, owners: &[Ownership]) -> Option<Commit> {
+    /// A last commit of partitions that are given away, whatever the time: first all together, `again` one by one those
+    /// that a failure has left in doubt. `None` when there is no more to send.
+    pub fn final_commit(&mut self, owners: &[Ownership], again: bool) -> Option<Commit> {
         if self.commit_in_flight.is_some() {
             return None;
         }
@@ -447,7 +534,11 @@ impl<R, C> Engine<R, C> {
             .iter()
             .filter_map(|owner| self.partition(*owner))
             .filter(|partition| partition.commit_is_due())
+            .filter(|partition| {
+                !again || (partition.committed.goes_alone() && partition.committed.failures() == 0)
+            })
             .filter_map(Partition::commit_entry)
+            .take(if again { 1 } else { usize::MAX })
             .collect();
         (!entries.is_empty()).then(|| self.send_commit(entries))
     }
@@ -462,25 +553,46 @@ impl<R, C> Engine<R, C> {
         self.commit_in_flight.is_some()
     }
 
-    /// The broker has answered the commit in flight: one result for each of its partitions, in its order.
-    pub fn commit_answered(&mut self, results: &[CommitResult]) {
-        let Some(commit) = self.commit_in_flight.take() else { return };
-        let refused = results.iter().any(|result| *result != CommitResult::Accepted);
-        // With several partitions in one commit an error says nothing sure about any of them: ask again one by one.
-        let doubtful = refused && commit.entries.len() > 1;
+    /// The broker has answered the commit in flight: `results` for each of its partitions, in its order, as far as the
+    /// answer named them, and `overall`.
+    pub fn commit_answered(&mut self, results: &[CommitResult], overall: CommitResult) {
+        let Some(commit) = self.commit_in_flight.take() else {
+            return;
+        };
+        let refused = overall != CommitResult::Accepted
+            || results.len() != commit.entries.len()
+            || results
+                .iter()
+                .any(|result| *result != CommitResult::Accepted);
+        self.fatal_commit |=
+            overall == CommitResult::Fatal || results.contains(&CommitResult::Fatal);
+        // With several partitions in one commit an error says nothing sure about any of them: those that were named
+        // differently are asked again one by one.
+        let doubtful = results.windows(2).any(|pair| pair[0] != pair[1]);
         let now = self.now;
-        for (entry, result) in commit.entries.iter().zip(results) {
-            let Some(partition) = find_mut(&mut self.partitions, entry.owner) else { continue };
-            self.fatal_commit |= *result == CommitResult::Fatal;
+        for entry in &commit.entries {
+            let Some(partition) = find_mut(&mut self.partitions, entry.owner) else {
+                continue;
+            };
             match refused {
                 false => partition.committed.accepted(entry.offset, entry.version),
-                true if doubtful && !results.iter().all(|other| other == result) => partition.committed.isolate(),
+                true if doubtful => partition.committed.isolate(),
                 true => partition.committed.failed(now),
             }
         }
-        let mut due = self.partitions.iter().flatten().filter(|partition| partition.commit_is_due()).peekable();
-        self.next_commit = due.peek().is_some().then_some(now + self.config.commit_interval);
-        if due.any(|partition| partition.committed.goes_alone() && partition.committed.may_send(now)) {
+        let mut due = self
+            .partitions
+            .iter()
+            .flatten()
+            .filter(|partition| partition.commit_is_due())
+            .peekable();
+        self.next_commit = due
+            .peek()
+            .is_some()
+            .then_some(now + self.config.commit_interval);
+        if due
+            .any(|partition| partition.committed.goes_alone() && partition.committed.may_send(now))
+        {
             self.next_commit = Some(now);
         }
     }
@@ -516,7 +628,10 @@ impl<R, C> Engine<R, C> {
     }
 
     fn partition(&self, owner: Ownership) -> Option<&Partition<R>> {
-        self.partitions.get(owner.slot as usize)?.as_ref().filter(|partition| partition.owner == owner)
+        self.partitions
+            .get(owner.slot as usize)?
+            .as_ref()
+            .filter(|partition| partition.owner == owner)
     }
 
     fn partition_mut(&mut self, owner: Ownership) -> Option<&mut Partition<R>> {
@@ -526,8 +641,14 @@ impl<R, C> Engine<R, C> {
 
 /// Free-standing so that other fields of the engine can be used beside it.
 #[inline]
-fn find_mut<R>(partitions: &mut [Option<Partition<R>>], owner: Ownership) -> Option<&mut Partition<R>> {
-    partitions.get_mut(owner.slot as usize)?.as_mut().filter(|partition| partition.owner == owner)
+fn find_mut<R>(
+    partitions: &mut [Option<Partition<R>>],
+    owner: Ownership,
+) -> Option<&mut Partition<R>> {
+    partitions
+        .get_mut(owner.slot as usize)?
+        .as_mut()
+        .filter(|partition| partition.owner == owner)
 }
 
 /// Steele, Lea and Flood's SplitMix64: enough to spread retries.

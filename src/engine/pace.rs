@@ -24,7 +24,11 @@ pub struct Pace {
 
 impl Pace {
     pub fn new() -> Self {
-        Self { ahead: FIRST, done: 0, since: None }
+        Self {
+            ahead: FIRST,
+            done: 0,
+            since: None,
+        }
     }
 
     /// Turns that may be out beyond the permits.

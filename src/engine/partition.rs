@@ -118,7 +118,12 @@ pub struct Partition<R> {
 }
 
 impl<R> Partition<R> {
-    pub fn new(owner: Ownership, config: &Config, start: Option<i64>, committed: Option<i64>) -> Self {
+    pub fn new(
+        owner: Ownership,
+        config: &Config,
+        start: Option<i64>,
+        committed: Option<i64>,
+    ) -> Self {
         Self {
             owner,
             state: State::Running,
@@ -133,7 +138,7 @@ impl<R> Partition<R> {
             slots: Vec::new(),
             failing: HashMap::new(),
             size: FIRST_SIZE,
-            version: 0,
+            version: u64::from(start.is_some() && start != committed),
             began: None,
             ordering: config.ordering,
         }
@@ -151,12 +156,26 @@ impl<R> Partition<R> {
             self.grow_slots();
         }
         let at = self.slot(seq);
-        self.slots[at] = Slot { bytes: u32::try_from(bytes).unwrap_or(u32::MAX), since: QUEUED };
+        self.slots[at] = Slot {
+            bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            since: QUEUED,
+        };
         self.bytes += bytes;
         self.counts.received += 1;
         // Follows larger sizes at once and smaller ones slowly.
-        self.size = if bytes > self.size { bytes } else { self.size - (self.size - bytes) / 16 };
-        self.lanes.push(key, Queued { record, seq, attempts: 0 });
+        self.size = if bytes > self.size {
+            bytes
+        } else {
+            self.size - (self.size - bytes) / 16
+        };
+        self.lanes.push(
+            key,
+            Queued {
+                record,
+                seq,
+                attempts: 0,
+            },
+        );
     }
 
     #[inline]
@@ -167,8 +186,17 @@ impl<R> Partition<R> {
     #[cold]
     fn grow_slots(&mut self) {
         let grown = (self.slots.len() * 2).max(256);
-        let mut slots = vec![Slot { bytes: 0, since: QUEUED }; grown];
-        let next = self.window.head().map_or(0, |head| head + self.window.span() as u64);
+        let mut slots = vec![
+            Slot {
+                bytes: 0,
+                since: QUEUED
+            };
+            grown
+        ];
+        let next = self
+            .window
+            .head()
+            .map_or(0, |head| head + self.window.span() as u64);
         if let (Some(head), false) = (self.window.head(), self.slots.is_empty()) {
             // The newest record has no slot yet.
             for seq in head..next - 1 {
@@ -207,7 +235,9 @@ impl<R> Partition<R> {
                     followers: 0,
                 });
             };
-            let Some((lane, count)) = self.lanes.take_turn(records - first, give) else { break };
+            let Some((lane, count)) = self.lanes.take_turn(records - first, give) else {
+                break;
+            };
             for (at, job) in jobs[first..].iter_mut().enumerate() {
                 job.lane = lane;
                 job.followers = (count - 1 - at) as u32;
@@ -215,12 +245,20 @@ impl<R> Partition<R> {
             taken += 1;
         }
         self.out += jobs.len();
-        (Batch { owner: self.owner, jobs }, taken)
+        (
+            Batch {
+                owner: self.owner,
+                jobs,
+            },
+            taken,
+        )
     }
 
     fn clock(&mut self, now: Instant) -> u32 {
         let began = *self.began.get_or_insert(now);
-        u32::try_from(now.saturating_duration_since(began).as_millis()).unwrap_or(QUEUED - 1).min(QUEUED - 1)
+        u32::try_from(now.saturating_duration_since(began).as_millis())
+            .unwrap_or(QUEUED - 1)
+            .min(QUEUED - 1)
     }
 
     /// Marks a record as finished and returns the bytes that it had kept.
@@ -267,7 +305,10 @@ impl<R> Partition<R> {
 
     /// Notes a failed attempt, and returns for how long the record has been failing.
     pub fn failed_for(&mut self, seq: u64, now: Instant) -> Duration {
-        let failing = self.failing.entry(seq).or_insert(Failing { first: now, attempts: 0 });
+        let failing = self.failing.entry(seq).or_insert(Failing {
+            first: now,
+            attempts: 0,
+        });
         failing.attempts += 1;
         let first = failing.first;
         let at = self.slot(seq);
@@ -280,7 +321,11 @@ impl<R> Partition<R> {
     }
 
     pub fn commit_entry(&self) -> Option<CommitEntry> {
-        Some(CommitEntry { owner: self.owner, offset: self.window.committable()?, version: self.version })
+        Some(CommitEntry {
+            owner: self.owner,
+            offset: self.window.committable()?,
+            version: self.version,
+        })
     }
 
     pub fn status(&self, retrying: usize, now: Instant) -> PartitionStatus {
@@ -310,14 +355,18 @@ impl<R> Partition<R> {
     fn oldest_running(&self, now: Instant) -> Option<RunningRecord> {
         let head = self.window.head()?;
         let began = self.began?;
-        let running = |seq: &u64| self.window.is_open(*seq) && self.slots[self.slot(*seq)].since != QUEUED;
+        let running =
+            |seq: &u64| self.window.is_open(*seq) && self.slots[self.slot(*seq)].since != QUEUED;
         let open = (head..head + self.window.span() as u64).filter(running);
         let oldest = open.min_by_key(|seq| self.slots[self.slot(*seq)].since)?;
         let since = Duration::from_millis(self.slots[self.slot(oldest)].since.into());
         Some(RunningRecord {
             offset: self.window.offset(oldest)?,
             age: (now.saturating_duration_since(began)).saturating_sub(since),
-            attempt: self.failing.get(&oldest).map_or(1, |failing| failing.attempts + 1),
+            attempt: self
+                .failing
+                .get(&oldest)
+                .map_or(1, |failing| failing.attempts + 1),
         })
     }
 }

@@ -1,10 +1,6 @@
 //! Records that wait for their next attempt.
 
-use std::{
-    cmp::Ordering,
-    collections::BinaryHeap,
-    time::Instant,
-};
+use std::{cmp::Ordering, collections::BinaryHeap, time::Instant};
 
 use super::{
     Ownership,
@@ -49,12 +45,21 @@ pub struct Schedule<R> {
 
 impl<R> Schedule<R> {
     pub fn new() -> Self {
-        Self { waiting: BinaryHeap::new(), turns: 0 }
+        Self {
+            waiting: BinaryHeap::new(),
+            turns: 0,
+        }
     }
 
     pub fn insert(&mut self, due: Instant, owner: Ownership, lane: LaneId, queued: Queued<R>) {
         self.turns += 1;
-        self.waiting.push(Waiting { due, turn: self.turns, owner, lane, queued });
+        self.waiting.push(Waiting {
+            due,
+            turn: self.turns,
+            owner,
+            lane,
+            queued,
+        });
     }
 
     pub fn next_due(&self) -> Option<Instant> {
@@ -69,7 +74,10 @@ impl<R> Schedule<R> {
     }
 
     pub fn count(&self, owner: Ownership) -> usize {
-        self.waiting.iter().filter(|waiting| waiting.owner == owner).count()
+        self.waiting
+            .iter()
+            .filter(|waiting| waiting.owner == owner)
+            .count()
     }
 
     /// Drops what waits for a partition that is given away.

@@ -45,7 +45,10 @@ impl Window {
     /// `start` is the offset at which consumption begins, where it is known.
     pub fn new(limit: usize, start: Option<i64>) -> Self {
         let limit = limit.max(1);
-        let capacity = limit.min(FIRST_CAPACITY).next_power_of_two().max(WORD as usize);
+        let capacity = limit
+            .min(FIRST_CAPACITY)
+            .next_power_of_two()
+            .max(WORD as usize);
         Self {
             offsets: vec![0; capacity].into(),
             finished: vec![0; capacity / WORD as usize].into(),
@@ -93,7 +96,11 @@ impl Window {
     /// What may be committed: the lowest unfinished offset, or the position when all is finished.
     #[inline]
     pub fn committable(&self) -> Option<i64> {
-        if self.base == self.next { self.position } else { Some(self.offsets[(self.base & self.mask) as usize]) }
+        if self.base == self.next {
+            self.position
+        } else {
+            Some(self.offsets[(self.base & self.mask) as usize])
+        }
     }
 
     /// Takes in the next record of the log and returns its sequence.
@@ -102,7 +109,10 @@ impl Window {
     #[inline]
     pub fn deliver(&mut self, offset: i64) -> u64 {
         debug_assert!(self.room() > 0, "delivered into a full window");
-        debug_assert!(self.position.is_none_or(|position| offset >= position), "offsets ascend within an ownership");
+        debug_assert!(
+            self.position.is_none_or(|position| offset >= position),
+            "offsets ascend within an ownership"
+        );
         if self.next - self.base > self.mask {
             self.grow();
         }
@@ -116,7 +126,9 @@ impl Window {
     /// The offset of a record that is still in the window.
     #[inline]
     pub fn offset(&self, seq: u64) -> Option<i64> {
-        (self.base..self.next).contains(&seq).then(|| self.offsets[(seq & self.mask) as usize])
+        (self.base..self.next)
+            .contains(&seq)
+            .then(|| self.offsets[(seq & self.mask) as usize])
     }
 
     /// Sequence of the lowest unfinished record.
@@ -182,7 +194,8 @@ impl Window {
         let mut finished = vec![0u64; capacity / WORD as usize].into_boxed_slice();
         for seq in self.base..self.next {
             offsets[(seq & mask) as usize] = self.offsets[(seq & self.mask) as usize];
-            finished[((seq & mask) / WORD) as usize] |= (self.word(seq) >> (seq % WORD) & 1) << (seq % WORD);
+            finished[((seq & mask) / WORD) as usize] |=
+                (self.word(seq) >> (seq % WORD) & 1) << (seq % WORD);
         }
         (self.offsets, self.finished, self.mask) = (offsets, finished, mask);
     }
@@ -190,7 +203,10 @@ impl Window {
     /// Ranges of offsets finished above [`committable`](Self::committable), ascending. Neighbours in the window join
     /// into one range even when offsets are missing between them: what is missing there is not in the log.
     pub fn finished_ranges(&self) -> FinishedRanges<'_> {
-        FinishedRanges { window: self, seq: self.base }
+        FinishedRanges {
+            window: self,
+            seq: self.base,
+        }
     }
 }
 
