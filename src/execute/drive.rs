@@ -1,0 +1,258 @@
+//! Drives a batch through one handler. The handler's type is erased once a batch, never once a record.
+
+use std::{
+    future::{Future, poll_fn},
+    marker::PhantomData,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll, Waker},
+    time::{Duration, Instant},
+    vec,
+};
+
+use super::{
+    Context, Done, Report, Tasks, Work,
+    turn::{Attempted, PendingTurn, Slot, attempt, judge, poll_slot},
+};
+use crate::{
+    engine::{Batch, Failed, Job, Ownership},
+    handler::Handler,
+    payload::Decoder,
+    record::Record,
+};
+
+/// How long an executor works on a batch before it lets others have the rest.
+const SLICE: Duration = Duration::from_millis(1);
+/// Handlers that are known to be quick are timed together, this many at a time at the most.
+const LONGEST_STRIDE: usize = 32;
+
+/// A handler with its payload type erased.
+pub(crate) trait Drive: Send + Sync {
+    fn drive<'a>(
+        self: Arc<Self>,
+        work: Work,
+        context: &'a Arc<Context>,
+        tasks: &'a mut Tasks,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+}
+
+/// A handler and what decodes its payloads.
+pub(crate) struct Driver<P, H, D> {
+    pub(super) handler: H,
+    pub(super) decoder: D,
+    payload: PhantomData<fn() -> P>,
+}
+
+impl<P, H, D> Driver<P, H, D> {
+    pub(crate) fn new(handler: H, decoder: D) -> Self {
+        Self {
+            handler,
+            decoder,
+            payload: PhantomData,
+        }
+    }
+}
+
+/// What has come of a batch and has not been reported yet.
+struct Outcomes {
+    owner: Ownership,
+    done: Vec<Done>,
+    failed: Vec<Failed<Record, super::Cause>>,
+    not_started: Vec<Job<Record>>,
+}
+
+impl Outcomes {
+    fn report(&mut self, context: &Context) {
+        if self.done.is_empty() && self.failed.is_empty() && self.not_started.is_empty() {
+            return;
+        }
+        context.reports.send(Report::Batch {
+            owner: self.owner,
+            done: mem::take(&mut self.done),
+            failed: mem::take(&mut self.failed),
+            not_started: mem::take(&mut self.not_started),
+        });
+    }
+}
+
+/// What stopped a run of handlers that were ready at once.
+enum Stop<F> {
+    /// All jobs have had their attempt.
+    Empty,
+    /// The fence was closed.
+    Fenced,
+    /// The slice is used up.
+    SliceOver,
+    Pending {
+        slot: Slot<F>,
+        job: Job<Record>,
+    },
+}
+
+impl<P, H, D> Drive for Driver<P, H, D>
+where
+    P: Send + Sync + 'static,
+    H: Handler<P>,
+    D: Decoder<P>,
+{
+    fn drive<'a>(
+        self: Arc<Self>,
+        work: Work,
+        context: &'a Arc<Context>,
+        tasks: &'a mut Tasks,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async move {
+            // Counted here and nowhere else, so that executors do not fight over one reference count.
+            let driver = Arc::new(self);
+            let shared = Arc::new(Arc::clone(context));
+            let call = move |job: &Job<Record>| {
+                attempt(
+                    Arc::clone(&driver),
+                    Arc::clone(&shared),
+                    job.record.clone(),
+                    job.attempt,
+                )
+            };
+            drive(work, context, tasks, call).await;
+        })
+    }
+}
+
+async fn drive<F, C>(work: Work, context: &Arc<Context>, tasks: &mut Tasks, call: C)
+where
+    F: Future<Output = Attempted> + Send + 'static,
+    C: Fn(&Job<Record>) -> F + Clone + Send + 'static,
+{
+    let Work {
+        batch: Batch { owner, jobs },
+        fence,
+        driver,
+    } = work;
+    let mut outcomes = Outcomes {
+        owner,
+        done: Vec::with_capacity(jobs.len()),
+        failed: Vec::new(),
+        not_started: Vec::new(),
+    };
+    let mut jobs = jobs.into_iter();
+    let mut slot: Slot<F> = Box::pin(None);
+    let wanted = || !fence.is_closed();
+    if !context.permits.try_take() && !context.permits.take(wanted).await {
+        outcomes.not_started.extend(jobs);
+        return outcomes.report(context);
+    }
+    loop {
+        // `unconstrained`: the runtime's budget would make the 129th ready handler look pending.
+        let run = poll_fn(|_| {
+            Poll::Ready(run_ready(
+                &mut jobs,
+                &mut slot,
+                context,
+                &wanted,
+                &call,
+                &mut outcomes,
+            ))
+        });
+        match tokio::task::unconstrained(run).await {
+            Stop::Empty => break,
+            Stop::Fenced => {
+                outcomes.not_started.extend(jobs.by_ref());
+                break;
+            }
+            Stop::SliceOver => {
+                outcomes.report(context);
+                let rest = Work {
+                    batch: Batch {
+                        owner,
+                        jobs: jobs.by_ref().collect(),
+                    },
+                    fence: Arc::clone(&fence),
+                    driver: Arc::clone(&driver),
+                };
+                // The queue is unbounded and lives as long as its executors: this is refused only at the end.
+                if let Err(refused) = context.requeue.try_send(rest) {
+                    outcomes.not_started.extend(refused.into_inner().batch.jobs);
+                }
+                context.permits.give_back();
+                return outcomes.report(context);
+            }
+            Stop::Pending { slot, job } => {
+                let followers = jobs.by_ref().take(job.followers as usize).collect();
+                let turn = PendingTurn {
+                    owner,
+                    fence: Arc::clone(&fence),
+                    context: Arc::clone(context),
+                    slot,
+                    job,
+                    followers,
+                };
+                // The permit goes with the task; this executor needs another to go on.
+                tasks.push(tokio::spawn(turn.run(call.clone())));
+                if context.permits.try_take() {
+                    continue;
+                }
+                if jobs.len() == 0 {
+                    return outcomes.report(context);
+                }
+                outcomes.report(context);
+                if !context.permits.take(wanted).await {
+                    outcomes.not_started.extend(jobs);
+                    return outcomes.report(context);
+                }
+            }
+        }
+    }
+    context.permits.give_back();
+    outcomes.report(context);
+}
+
+/// Runs handlers for as long as they are ready at once.
+fn run_ready<F: Future<Output = Attempted>>(
+    jobs: &mut vec::IntoIter<Job<Record>>,
+    slot: &mut Slot<F>,
+    context: &Context,
+    wanted: impl Fn() -> bool,
+    call: impl Fn(&Job<Record>) -> F,
+    outcomes: &mut Outcomes,
+) -> Stop<F> {
+    let began = Instant::now();
+    let (mut stride, mut untimed) = (1, 0);
+    while let Some(job) = jobs.next() {
+        if !wanted() {
+            outcomes.not_started.push(job);
+            return Stop::Fenced;
+        }
+        slot.as_mut().set(Some(call(&job)));
+        match poll_slot(slot, &mut TaskContext::from_waker(Waker::noop())) {
+            Poll::Pending => {
+                return Stop::Pending {
+                    slot: mem::replace(slot, Box::pin(None)),
+                    job,
+                };
+            }
+            Poll::Ready(attempted) => {
+                let followers = job.followers as usize;
+                match judge(context, job, attempted) {
+                    Ok(done) => outcomes.done.push(done),
+                    Err(failed) => {
+                        outcomes.failed.push(failed);
+                        outcomes.not_started.extend(jobs.take(followers));
+                    }
+                }
+            }
+        }
+        untimed += 1;
+        if untimed >= stride {
+            if began.elapsed() >= SLICE {
+                return if jobs.len() == 0 {
+                    Stop::Empty
+                } else {
+                    Stop::SliceOver
+                };
+            }
+            (stride, untimed) = ((stride * 2).min(LONGEST_STRIDE), 0);
+        }
+    }
+    Stop::Empty
+}

@@ -1,0 +1,172 @@
+//! Runs handlers on the user's runtime.
+//!
+//! Executors take batches of jobs from one shared queue. A handler is polled once where it is, and only when it is
+//! pending does it become a task of its own: one that is ready at once costs no allocation, no lock and no spawn.
+//! What came of the jobs goes back to the pump in reports, which never block the sender: there are never more than
+//! records handed over.
+
+mod drive;
+mod permits;
+mod turn;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::Thread,
+    time::Duration,
+};
+
+use tokio::task::JoinHandle;
+
+pub(crate) use self::{
+    drive::{Drive, Driver},
+    permits::Permits,
+};
+use crate::{
+    backoff::Retry,
+    classify::Classifier,
+    dead_letter::FailureKind,
+    engine::{AfterFailure, Batch, Failed, Job, LaneId, Outcome, Ownership},
+    record::Record,
+};
+
+/// Why an attempt failed, as it will stand in a dead letter.
+#[derive(Debug, Clone)]
+pub(crate) struct Cause {
+    pub(crate) kind: FailureKind,
+    pub(crate) message: String,
+    /// Where the classifier wants this record to go instead of the consumer's own dead-letter topic.
+    pub(crate) dead_letter_topic: Option<Arc<str>>,
+}
+
+/// Closed when its ownership ends or is about to: what has not started by then does not start.
+#[derive(Debug, Default)]
+pub(crate) struct Fence(AtomicBool);
+
+impl Fence {
+    pub(crate) fn close(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// A batch on its way to an executor.
+pub(crate) struct Work {
+    pub(crate) batch: Batch<Record>,
+    pub(crate) fence: Arc<Fence>,
+    pub(crate) driver: Arc<dyn Drive>,
+}
+
+/// A record that an executor is done with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Done {
+    pub(crate) seq: u64,
+    pub(crate) lane: LaneId,
+    pub(crate) outcome: Outcome,
+}
+
+/// What came of jobs that were handed over.
+pub(crate) enum Report {
+    /// Of a batch, as far as its handlers were ready at once.
+    Batch {
+        owner: Ownership,
+        done: Vec<Done>,
+        failed: Vec<Failed<Record, Cause>>,
+        not_started: Vec<Job<Record>>,
+    },
+    /// Of one record in a task of its own, and which record of its turn has started since.
+    One {
+        owner: Ownership,
+        done: Done,
+        next: Option<u64>,
+    },
+    /// The broker has acknowledged the dead letter of a record that was given up.
+    DeadLettered {
+        owner: Ownership,
+        seq: u64,
+        lane: LaneId,
+    },
+}
+
+/// The executors' way back to the pump.
+#[derive(Clone)]
+pub(crate) struct Reports {
+    sender: mpsc::Sender<Report>,
+    pump: Thread,
+}
+
+impl Reports {
+    pub(crate) fn new(sender: mpsc::Sender<Report>, pump: Thread) -> Self {
+        Self { sender, pump }
+    }
+
+    pub(crate) fn send(&self, report: Report) {
+        // The pump is gone only after every ownership has ended: nobody would act on the report.
+        if self.sender.send(report).is_ok() {
+            self.pump.unpark();
+        }
+    }
+}
+
+/// Tells whether a raw record is to be handled at all.
+pub(crate) type Filter = Arc<dyn Fn(&Record) -> bool + Send + Sync>;
+
+/// What all executors share.
+pub(crate) struct Context {
+    pub(crate) queue: async_channel::Receiver<Work>,
+    /// To give back what would take too long.
+    pub(crate) requeue: async_channel::Sender<Work>,
+    pub(crate) permits: Permits,
+    pub(crate) reports: Reports,
+    pub(crate) handler_timeout: Option<Duration>,
+    /// The consumer's policy, where a classifier changes only a part of it.
+    pub(crate) retry: Arc<Retry>,
+    pub(crate) classifier: Option<Arc<dyn Classifier>>,
+    pub(crate) filter: Option<Filter>,
+}
+
+/// Tasks of handlers that were pending. They are aborted when this is dropped.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    handles: Vec<JoinHandle<()>>,
+    tidy_at: usize,
+}
+
+impl Tasks {
+    fn push(&mut self, task: JoinHandle<()>) {
+        self.handles.push(task);
+        if self.handles.len() >= self.tidy_at {
+            self.handles.retain(|task| !task.is_finished());
+            self.tidy_at = self.handles.len() * 2 + 64;
+        }
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        for task in &self.handles {
+            task.abort();
+        }
+    }
+}
+
+/// One executor: lives until the queue is closed, or is aborted together with the handlers that it started.
+pub(crate) async fn run(context: Arc<Context>) {
+    let mut tasks = Tasks::default();
+    while let Ok(work) = context.queue.recv().await {
+        let driver = Arc::clone(&work.driver);
+        driver.drive(work, &context, &mut tasks).await;
+        // Handlers that are ready at once never give the thread back by themselves.
+        tokio::task::yield_now().await;
+    }
+}
+
+fn failed(job: Job<Record>, then: AfterFailure, cause: Cause) -> Failed<Record, Cause> {
+    Failed { job, then, cause }
+}

@@ -1,0 +1,56 @@
+//! Permits for handlers in progress: one for each handler future that is pending, and one for each executor at work.
+
+use tokio::sync::{Notify, Semaphore};
+
+/// The bound that `concurrency` sets.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    free: Semaphore,
+    /// Told when a fence was closed, so that whoever waits for a permit looks whether its work is still wanted.
+    fenced: Notify,
+}
+
+impl Permits {
+    pub(crate) fn new(concurrency: usize) -> Self {
+        Self {
+            free: Semaphore::new(concurrency),
+            fenced: Notify::new(),
+        }
+    }
+
+    /// Takes a permit if there is one.
+    pub(super) fn try_take(&self) -> bool {
+        self.free
+            .try_acquire()
+            .map(|permit| permit.forget())
+            .is_ok()
+    }
+
+    /// Waits for a permit for as long as `wanted` says so. `false`: not wanted any more.
+    pub(super) async fn take(&self, wanted: impl Fn() -> bool) -> bool {
+        loop {
+            // Registered before the look, so that no closing of a fence falls in between.
+            let mut fenced = std::pin::pin!(self.fenced.notified());
+            fenced.as_mut().enable();
+            if !wanted() {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                permit = self.free.acquire() => {
+                    permit.expect("this semaphore is never closed").forget();
+                    return true;
+                }
+                () = fenced => {}
+            }
+        }
+    }
+
+    pub(super) fn give_back(&self) {
+        self.free.add_permits(1);
+    }
+
+    pub(crate) fn fence_closed(&self) {
+        self.fenced.notify_waiters();
+    }
+}

@@ -1,0 +1,323 @@
+//! One attempt at one record, and a turn that goes on as a task of its own.
+
+use std::{
+    any::Any,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+    time::Duration,
+};
+
+use super::{Cause, Context, Done, Driver, Fence, Report, failed};
+use crate::{
+    dead_letter::FailureKind,
+    engine::{AfterFailure, Failed, Job, Outcome, Ownership},
+    handler::{Disposition, Handler, HandlerError},
+    message::Message,
+    payload::{DecodeError, Decoder},
+    record::Record,
+};
+
+/// What came of one call.
+pub(super) enum Attempted {
+    Handled,
+    Filtered,
+    Failed(HandlerError),
+    Undecodable(DecodeError),
+    Panicked(String),
+    TimedOut(Duration),
+}
+
+pub(super) async fn attempt<P, H, D>(
+    driver: Arc<Arc<Driver<P, H, D>>>,
+    context: Arc<Context>,
+    record: Record,
+    attempt: u32,
+) -> Attempted
+where
+    P: Send + Sync + 'static,
+    H: Handler<P>,
+    D: Decoder<P>,
+{
+    if let Some(filter) = &context.filter
+        && !filter(&record)
+    {
+        return Attempted::Filtered;
+    }
+    let payload = match driver.decoder.decode(&record) {
+        Ok(payload) => payload,
+        Err(error) => return Attempted::Undecodable(error),
+    };
+    let message = Message::new(record, attempt, payload);
+    match driver.handler.handle(&message).await {
+        Ok(()) => Attempted::Handled,
+        Err(error) => Attempted::Failed(error),
+    }
+}
+
+/// A place for one future at a time, so that ready handlers share one allocation.
+pub(super) type Slot<F> = Pin<Box<Option<F>>>;
+
+/// Polls what is in the slot. A panic is an outcome; whatever the outcome, the slot is empty after it.
+pub(super) fn poll_slot<F: Future<Output = Attempted>>(
+    slot: &mut Slot<F>,
+    cx: &mut TaskContext<'_>,
+) -> Poll<Attempted> {
+    let polled = catch_unwind(AssertUnwindSafe(|| {
+        let future = slot
+            .as_mut()
+            .as_pin_mut()
+            .expect("a slot is polled only while it holds a future");
+        future.poll(cx)
+    }));
+    let outcome = match polled {
+        Ok(Poll::Pending) => return Poll::Pending,
+        Ok(Poll::Ready(outcome)) => outcome,
+        Err(panic) => Attempted::Panicked(panic_message(&*panic)),
+    };
+    empty(slot);
+    Poll::Ready(outcome)
+}
+
+/// Drops the future in the slot; a handler may panic even then.
+fn empty<F>(slot: &mut Slot<F>) {
+    let dropped = catch_unwind(AssertUnwindSafe(|| slot.as_mut().set(None)));
+    if dropped.is_err() {
+        // The slot's content is half dropped: leave it be and start with a new one.
+        std::mem::forget(std::mem::replace(slot, Box::pin(None)));
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message")
+        .into()
+}
+
+/// Turns the outcome of a call into what the engine is told.
+pub(super) fn judge(
+    context: &Context,
+    job: Job<Record>,
+    attempted: Attempted,
+) -> Result<Done, Failed<Record, Cause>> {
+    let done = |outcome| {
+        Ok(Done {
+            seq: job.seq,
+            lane: job.lane,
+            outcome,
+        })
+    };
+    let (kind, then, message, topic) = match attempted {
+        Attempted::Handled => return done(Outcome::Handled),
+        Attempted::Filtered => return done(Outcome::Skipped),
+        Attempted::Panicked(message) => {
+            (FailureKind::Panic, AfterFailure::Retry(None), message, None)
+        }
+        Attempted::TimedOut(limit) => {
+            let message = format!("the handler did not finish within {} ms", limit.as_millis());
+            (
+                FailureKind::Timeout,
+                AfterFailure::Retry(None),
+                message,
+                None,
+            )
+        }
+        Attempted::Undecodable(error @ DecodeError::Invalid(_)) => (
+            FailureKind::Undecodable,
+            AfterFailure::GiveUp,
+            chain(&error),
+            None,
+        ),
+        Attempted::Undecodable(error) => (
+            FailureKind::AttemptsExhausted,
+            AfterFailure::Retry(None),
+            chain(&error),
+            None,
+        ),
+        Attempted::Failed(error) => {
+            let mut retry = None;
+            let mut topic = None;
+            let mut disposition = error.disposition();
+            if let (Disposition::Unclassified, Some(classifier)) =
+                (disposition, &context.classifier)
+            {
+                let classification = catch_unwind(AssertUnwindSafe(|| {
+                    classifier.classify(error.source(), &job.record)
+                }));
+                match classification {
+                    Ok(classification) => {
+                        disposition = classification.disposition();
+                        retry = classification.policy(&context.retry).map(Arc::new);
+                        topic = classification.topic().cloned();
+                    }
+                    Err(_) => tracing::error!(
+                        topic = job.record.topic(),
+                        partition = job.record.partition(),
+                        offset = job.record.offset(),
+                        "the classifier panicked; the error is retried by the consumer's own policy"
+                    ),
+                }
+            }
+            let message = chain(error.source());
+            match disposition {
+                Disposition::Skip => {
+                    tracing::debug!(
+                        topic = job.record.topic(),
+                        partition = job.record.partition(),
+                        offset = job.record.offset(),
+                        reason = %message,
+                        "skipped"
+                    );
+                    return done(Outcome::Skipped);
+                }
+                Disposition::Permanent => {
+                    (FailureKind::Permanent, AfterFailure::GiveUp, message, topic)
+                }
+                Disposition::RetryAfter(wait) => (
+                    FailureKind::AttemptsExhausted,
+                    AfterFailure::RetryAfter(wait, retry),
+                    message,
+                    topic,
+                ),
+                _ => (
+                    FailureKind::AttemptsExhausted,
+                    AfterFailure::Retry(retry),
+                    message,
+                    topic,
+                ),
+            }
+        }
+    };
+    tracing::debug!(
+        topic = job.record.topic(),
+        partition = job.record.partition(),
+        offset = job.record.offset(),
+        attempt = job.attempt,
+        kind = kind.as_str(),
+        error = %message,
+        "an attempt failed"
+    );
+    Err(failed(
+        job,
+        then,
+        Cause {
+            kind,
+            message,
+            dead_letter_topic: topic,
+        },
+    ))
+}
+
+/// An error with its sources, as one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let inner = error.to_string();
+        if !text.ends_with(&inner) {
+            text.push_str(": ");
+            text.push_str(&inner);
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// A turn whose first handler was pending: runs it to its end, and then those behind it.
+pub(super) struct PendingTurn<F> {
+    pub(super) owner: Ownership,
+    pub(super) fence: Arc<Fence>,
+    pub(super) context: Arc<Context>,
+    pub(super) slot: Slot<F>,
+    pub(super) job: Job<Record>,
+    pub(super) followers: Vec<Job<Record>>,
+}
+
+/// Gives the permit back however the task ends.
+struct Permit(Arc<Context>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.permits.give_back();
+    }
+}
+
+impl<F: Future<Output = Attempted>> PendingTurn<F> {
+    /// `call` makes the future of one attempt at a job.
+    pub(super) async fn run(self, call: impl Fn(&Job<Record>) -> F) {
+        let Self {
+            owner,
+            fence,
+            context,
+            mut slot,
+            mut job,
+            followers,
+        } = self;
+        let _permit = Permit(Arc::clone(&context));
+        let mut followers = followers.into_iter();
+        loop {
+            let attempted = finish(&mut slot, context.handler_timeout).await;
+            let (report, next) = match judge(&context, job, attempted) {
+                Ok(done) => {
+                    let next = if fence.is_closed() {
+                        None
+                    } else {
+                        followers.next()
+                    };
+                    (
+                        Report::One {
+                            owner,
+                            done,
+                            next: next.as_ref().map(|job| job.seq),
+                        },
+                        next,
+                    )
+                }
+                Err(failed) => {
+                    let not_started = followers.by_ref().collect();
+                    (
+                        Report::Batch {
+                            owner,
+                            done: Vec::new(),
+                            failed: vec![failed],
+                            not_started,
+                        },
+                        None,
+                    )
+                }
+            };
+            context.reports.send(report);
+            let Some(next) = next else { break };
+            slot.as_mut().set(Some(call(&next)));
+            job = next;
+        }
+        let not_started: Vec<_> = followers.collect();
+        if !not_started.is_empty() {
+            context.reports.send(Report::Batch {
+                owner,
+                done: Vec::new(),
+                failed: Vec::new(),
+                not_started,
+            });
+        }
+    }
+}
+
+async fn finish<F: Future<Output = Attempted>>(
+    slot: &mut Slot<F>,
+    limit: Option<Duration>,
+) -> Attempted {
+    let Some(limit) = limit else {
+        return poll_fn(|cx| poll_slot(slot, cx)).await;
+    };
+    match tokio::time::timeout(limit, poll_fn(|cx| poll_slot(slot, cx))).await {
+        Ok(attempted) => attempted,
+        Err(_) => {
+            empty(slot);
+            Attempted::TimedOut(limit)
+        }
+    }
+}
