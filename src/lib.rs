@@ -2,6 +2,10 @@
 
 mod backoff;
 mod classify;
+mod consumer;
+mod dead_letter;
+mod engine;
+mod execute;
 mod handler;
 pub mod header_names;
 mod kafka;
@@ -12,9 +16,17 @@ mod record;
 
 pub use backoff::Retry;
 pub use classify::{Classification, Classifier, DynError, find_error};
+pub use consumer::{
+    BuildError, Builder, ConsumerHandle, Exhausted, HandleError, Lag, OwnershipState,
+    PartitionReport, PartitionStatus, ReliableConsumer, Report, Routes, Run, RunError,
+    RunErrorKind, RunningRecord, StalledDeadLetters, StartPolicy, Status,
+};
+pub use dead_letter::{DeadLetter, FailureKind};
+pub use engine::Ordering;
 pub use handler::{
     Disposition, Handler, HandlerError, HandlerResult, ResultExt, permanent, retry_after, skip,
 };
+pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
 pub use message::{Message, MessageBuilder};
 pub use payload::{ByType, Bytes, DecodeError, Decoder, Json, Payload, Text};
 pub use record::{Header, Headers, Record, Timestamp, TimestampKind};

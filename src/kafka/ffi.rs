@@ -70,13 +70,16 @@ pub(crate) struct Consumer<C: ConsumerContext + 'static> {
 }
 
 impl<C: ConsumerContext + 'static> Consumer<C> {
-    /// Creates the consumer; `context` is given the lifeline to keep, which comes alive when this returns.
+    /// Creates the consumer; `context` is given the lifeline to keep, which comes alive when this returns. `wake` is
+    /// called when the main queue gets something.
     pub(crate) fn create(
         config: &ClientConfig,
+        wake: Wake,
         context: impl FnOnce(Lifeline) -> C,
     ) -> KafkaResult<Self> {
         let lifeline = Lifeline::default();
-        let inner: BaseConsumer<C> = config.create_with_context(context(lifeline.clone()))?;
+        let mut inner: BaseConsumer<C> = config.create_with_context(context(lifeline.clone()))?;
+        inner.set_nonempty_callback(move || wake());
         lifeline.set(NonNull::new(inner.client().native_ptr()).map(Handle));
         Ok(Consumer { lifeline, inner })
     }
@@ -651,7 +654,7 @@ mod tests {
                 .set("bootstrap.servers", self.cluster.bootstrap_servers())
                 .set("group.id", "shipping")
                 .set("enable.auto.commit", "false");
-            Consumer::create(&config, |_| DefaultConsumerContext).unwrap()
+            Consumer::create(&config, Arc::new(|| ()), |_| DefaultConsumerContext).unwrap()
         }
     }
 

@@ -1,0 +1,388 @@
+//! Building a consumer: every option, its default, and the reason for it.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use regex_lite::Regex;
+
+use super::{BuildError, Exhausted, ReliableConsumer, Settings, StartPolicy, Subscription};
+use crate::{
+    Classifier, Ordering, Record, Retry,
+    dead_letter::DeadLetter,
+    engine,
+    execute::Filter,
+    kafka::{OAuthTokenProvider, Properties, consumer_config, producer_config},
+};
+
+const MAX_CONCURRENCY: usize = 1 << 20;
+
+/// Puts a [`ReliableConsumer`] together. Only servers, group and topics have no default.
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct Builder {
+    properties: Properties,
+    producer_properties: Properties,
+    topics: Vec<String>,
+    pattern: Option<String>,
+    start: StartPolicy,
+    ordering: Ordering,
+    concurrency: usize,
+    window: usize,
+    max_bytes: usize,
+    retry: Retry,
+    dead_letter: Option<DeadLetter>,
+    exhausted: Exhausted,
+    handler_timeout: Option<Duration>,
+    classifier: Option<Arc<dyn Classifier>>,
+    filter: Option<Filter>,
+    commit_interval: Duration,
+    drain_timeout: Duration,
+    shutdown_timeout: Duration,
+    oauth: Option<Arc<dyn OAuthTokenProvider>>,
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        Self {
+            properties: Properties::default(),
+            producer_properties: Properties::default(),
+            topics: Vec::new(),
+            pattern: None,
+            start: StartPolicy::default(),
+            ordering: Ordering::default(),
+            concurrency: 64,
+            window: 16_384,
+            max_bytes: 64 << 20,
+            retry: Retry::default(),
+            dead_letter: None,
+            exhausted: Exhausted::default(),
+            handler_timeout: None,
+            classifier: None,
+            filter: None,
+            commit_interval: Duration::from_secs(1),
+            drain_timeout: Duration::from_secs(10),
+            shutdown_timeout: Duration::from_secs(25),
+            oauth: None,
+        }
+    }
+
+    /// Some brokers of the cluster, as `host:port,host:port`; the others are found through them. Needed.
+    /// Kafka's `bootstrap.servers`.
+    pub fn bootstrap_servers(self, servers: impl Into<String>) -> Self {
+        self.property("bootstrap.servers", servers)
+    }
+
+    /// The consumer group. Needed. Kafka's `group.id`.
+    pub fn group_id(self, group: impl Into<String>) -> Self {
+        self.property("group.id", group)
+    }
+
+    /// The name under which brokers log this client. Default `rdkafka`. Kafka's `client.id`.
+    pub fn client_id(self, client: impl Into<String>) -> Self {
+        self.property("client.id", client)
+    }
+
+    /// Consumes this topic. May be called several times.
+    pub fn topic(mut self, topic: impl Into<String>) -> Self {
+        self.topics.push(topic.into());
+        self
+    }
+
+    /// Consumes these topics.
+    pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
+        self.topics.extend(topics.into_iter().map(Into::into));
+        self
+    }
+
+    /// Consumes all topics whose names match this regular expression from their first character on, topics made later
+    /// included: they are found within `topic.metadata.refresh.interval.ms`, five minutes by default.
+    pub fn topic_pattern(mut self, pattern: impl Into<String>) -> Self {
+        self.pattern = Some(pattern.into());
+        self
+    }
+
+    /// Where a group begins that has no committed offset. Default: [`StartPolicy::Earliest`], which misses nothing.
+    ///
+    /// It stands in for `auto.offset.reset`, which is refused: that would also decide, silently, what happens to a
+    /// group whose committed offset has been deleted.
+    pub fn start(mut self, policy: StartPolicy) -> Self {
+        self.start = policy;
+        self
+    }
+
+    /// Which records may be handled at the same time. Default: [`Ordering::ByKey`], which is what Kafka itself
+    /// promises to those who give their records keys.
+    pub fn ordering(mut self, ordering: Ordering) -> Self {
+        self.ordering = ordering;
+        self
+    }
+
+    /// How many handlers may be in progress at a time, over all partitions. Default 64: enough for work that waits for
+    /// a database, few enough not to drown it.
+    pub fn concurrency(mut self, handlers: usize) -> Self {
+        self.concurrency = handlers;
+        self
+    }
+
+    /// How many records of a partition, from the oldest unfinished to the newest, may be in the process. Default
+    /// 16,384. It is how far one slow record lets the others of its partition run ahead; when it is reached, that
+    /// partition waits. At about 16 bytes a record plus the records themselves.
+    pub fn window(mut self, records: usize) -> Self {
+        self.window = records;
+        self
+    }
+
+    /// Bytes that unfinished records may take, over all partitions. Default 64 MiB. When they are used up nothing more
+    /// is read; one record always passes, be it larger than that.
+    ///
+    /// A sixteenth of it is what librdkafka may read ahead in each partition (`queued.max.messages.kbytes`, which can
+    /// also be set as a property).
+    pub fn max_bytes(mut self, bytes: usize) -> Self {
+        self.max_bytes = bytes;
+        self
+    }
+
+    /// When failed records are tried again. Default: [`Retry::default`], five attempts from 100 ms on.
+    ///
+    /// A record that waits keeps the order that was asked for: by key, the later records of its key wait behind it.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Where records go that are not going to be tried again. Default: nowhere, see [`exhausted`](Self::exhausted).
+    pub fn dead_letter(mut self, dead_letter: DeadLetter) -> Self {
+        self.dead_letter = Some(dead_letter);
+        self
+    }
+
+    /// What becomes of such records when there is no dead-letter topic. Default: [`Exhausted::Stop`].
+    pub fn exhausted(mut self, exhausted: Exhausted) -> Self {
+        self.exhausted = exhausted;
+        self
+    }
+
+    /// An attempt that takes longer than this has failed, and its future is dropped. Default: none, since what the
+    /// handler had under way may still take effect. It is noticed at the handler's next `await`.
+    pub fn handler_timeout(mut self, limit: Duration) -> Self {
+        self.handler_timeout = Some(limit);
+        self
+    }
+
+    /// Decides by the type of an error what happens to its record. Default: every error is retried.
+    pub fn classifier(mut self, classifier: impl Classifier) -> Self {
+        self.classifier = Some(Arc::new(classifier));
+        self
+    }
+
+    /// Skips records for which `wanted` says no, before they are decoded. They count as finished. It runs on the
+    /// runtime's threads and must be quick.
+    pub fn filter(mut self, wanted: impl Fn(&Record) -> bool + Send + Sync + 'static) -> Self {
+        self.filter = Some(Arc::new(wanted));
+        self
+    }
+
+    /// How often what has finished is committed. Default one second: what a crash makes come again is at most what
+    /// finished in that time. Nothing is sent while nothing has changed.
+    pub fn commit_interval(mut self, interval: Duration) -> Self {
+        self.commit_interval = interval;
+        self
+    }
+
+    /// How long a rebalance waits for handlers of partitions that are taken away. Default 10 s; never more than half
+    /// of `max.poll.interval.ms`, past which the group would throw this member out.
+    pub fn drain_timeout(mut self, limit: Duration) -> Self {
+        self.drain_timeout = limit;
+        self
+    }
+
+    /// How long an orderly shutdown may take, from the signal to having left the group. Default 25 s, within the 30 s
+    /// that Kubernetes gives a pod.
+    pub fn shutdown_timeout(mut self, limit: Duration) -> Self {
+        self.shutdown_timeout = limit;
+        self
+    }
+
+    /// Any property of librdkafka's consumer. Connection settings are used for dead letters too. A name that does not
+    /// exist, or one that would break what this library promises, is an error at [`build`](Self::build).
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.properties.set(name, value);
+        self
+    }
+
+    /// Any property of the librdkafka producer that sends dead letters.
+    pub fn producer_property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.producer_properties.set(name, value);
+        self
+    }
+
+    /// Gives tokens for `sasl.mechanisms=OAUTHBEARER`.
+    pub fn oauth_token_provider(mut self, provider: impl OAuthTokenProvider) -> Self {
+        self.oauth = Some(Arc::new(provider));
+        self
+    }
+
+    /// Checks everything that can be checked without a broker.
+    ///
+    /// # Errors
+    ///
+    /// See [`BuildError`]; each says which setting is wrong and what would be right.
+    pub fn build(self) -> Result<ReliableConsumer, BuildError> {
+        let group = self.required("group.id", "group id", "group_id")?;
+        self.required(
+            "bootstrap.servers",
+            "list of bootstrap servers",
+            "bootstrap_servers",
+        )?;
+        if self.topics.is_empty() && self.pattern.is_none() {
+            return Err(BuildError::Missing {
+                what: "a topic",
+                call: "topic",
+            });
+        }
+        check("concurrency", self.concurrency, 1..=MAX_CONCURRENCY)?;
+        check("window", self.window, 1..=(1 << 24))?;
+        check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
+        positive("commit_interval", self.commit_interval)?;
+        if let Some(limit) = self.handler_timeout {
+            positive("handler_timeout", limit)?;
+        }
+        let pattern = self.pattern.as_deref().map(anchored).transpose()?;
+        if let Some(dead_letter) = &self.dead_letter {
+            self.check_dead_letter(dead_letter, pattern.as_ref().map(|(_, regex)| regex))?;
+        }
+        let prefetch_kbytes = u32::try_from(self.max_bytes / 16 / 1024)
+            .unwrap_or(u32::MAX)
+            .clamp(256, 65_536);
+        let client = consumer_config(&self.properties, prefetch_kbytes)?;
+        let producer = producer_config(&self.properties, &self.producer_properties)?;
+        // Any number that differs from process to process.
+        let seed = RandomState::new().build_hasher().finish();
+        Ok(ReliableConsumer::new(Settings {
+            group: group.into(),
+            subscription: Subscription {
+                topics: self.topics,
+                pattern: pattern.map(|(text, _)| text),
+            },
+            start: self.start,
+            engine: engine::Config {
+                ordering: self.ordering,
+                concurrency: self.concurrency,
+                window: self.window,
+                max_bytes: self.max_bytes,
+                retry: Arc::new(self.retry),
+                commit_interval: self.commit_interval,
+                seed,
+            },
+            handler_timeout: self.handler_timeout,
+            classifier: self.classifier,
+            filter: self.filter,
+            drain_timeout: self.drain_timeout,
+            shutdown_timeout: self.shutdown_timeout,
+            dead_letter: self.dead_letter,
+            exhausted: self.exhausted,
+            client,
+            producer,
+            oauth: self.oauth,
+        }))
+    }
+
+    fn required(
+        &self,
+        property: &str,
+        what: &'static str,
+        call: &'static str,
+    ) -> Result<String, BuildError> {
+        let value = self
+            .properties
+            .get(property)
+            .filter(|value| !value.is_empty());
+        value
+            .map(String::from)
+            .ok_or(BuildError::Missing { what, call })
+    }
+
+    fn check_dead_letter(
+        &self,
+        dead_letter: &DeadLetter,
+        pattern: Option<&Regex>,
+    ) -> Result<(), BuildError> {
+        let topic = dead_letter.name();
+        if topic.is_empty() {
+            return Err(BuildError::Invalid {
+                what: "the dead-letter topic",
+                value: "empty".into(),
+                reason: "name the topic that dead letters go to".into(),
+            });
+        }
+        let named = self.topics.iter().find(|consumed| *consumed == topic);
+        let matched = || {
+            pattern
+                .filter(|pattern| pattern.is_match(topic))
+                .map(Regex::as_str)
+        };
+        match named.map(String::as_str).or_else(matched) {
+            None => Ok(()),
+            Some(subscription) => Err(BuildError::DeadLetterTopicConsumed {
+                topic: topic.into(),
+                subscription: subscription.into(),
+            }),
+        }
+    }
+}
+
+/// librdkafka takes a topic for a pattern when it starts with `^`.
+fn anchored(pattern: &str) -> Result<(String, Regex), BuildError> {
+    let text = if pattern.starts_with('^') {
+        pattern.to_owned()
+    } else {
+        format!("^{pattern}")
+    };
+    match Regex::new(&text) {
+        Ok(regex) => Ok((text, regex)),
+        Err(error) => Err(BuildError::Pattern {
+            pattern: pattern.to_owned(),
+            reason: error.to_string(),
+        }),
+    }
+}
+
+fn check(
+    what: &'static str,
+    value: usize,
+    allowed: std::ops::RangeInclusive<usize>,
+) -> Result<(), BuildError> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    let reason = format!("choose from {} to {}", allowed.start(), allowed.end());
+    Err(BuildError::Invalid {
+        what,
+        value: value.to_string(),
+        reason,
+    })
+}
+
+fn positive(what: &'static str, value: Duration) -> Result<(), BuildError> {
+    if !value.is_zero() {
+        return Ok(());
+    }
+    Err(BuildError::Invalid {
+        what,
+        value: "zero".into(),
+        reason: "give it a time".into(),
+    })
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("properties", &self.properties)
+            .field("topics", &self.topics)
+            .field("pattern", &self.pattern)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,135 @@
+//! Why a consumer could not be built, or ended.
+
+use std::fmt;
+
+use crate::kafka::PropertyError;
+
+use super::Report;
+
+/// Why [`Builder::build`](super::Builder::build) refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A setting that has no default was left out.
+    #[error("{what} is missing: call `{call}` on the builder")]
+    Missing {
+        /// What is needed.
+        what: &'static str,
+        /// The builder's method that sets it.
+        call: &'static str,
+    },
+    /// A setting has a value that cannot work.
+    #[error("{what} cannot be {value}: {reason}")]
+    Invalid {
+        /// The setting.
+        what: &'static str,
+        /// What it was set to.
+        value: String,
+        /// Why that cannot work, and what can.
+        reason: String,
+    },
+    /// A librdkafka property is refused or does not exist.
+    #[error(transparent)]
+    Property(#[from] PropertyError),
+    /// The dead-letter topic is one of those that are consumed: each dead letter would come back at once, for ever.
+    #[error(
+        "dead-letter topic `{topic}` is also consumed (by `{subscription}`): choose another name or subscription"
+    )]
+    DeadLetterTopicConsumed {
+        /// The dead-letter topic.
+        topic: String,
+        /// The topic name or pattern that takes it in.
+        subscription: String,
+    },
+    /// The pattern is not a regular expression.
+    #[error("topic pattern `{pattern}` is not a regular expression: {reason}")]
+    Pattern {
+        /// The pattern as given.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// librdkafka could not create a client from these properties.
+    #[error("librdkafka refused to create a client: {reason}")]
+    Client {
+        /// librdkafka's own words.
+        reason: String,
+    },
+}
+
+/// What kind of trouble ended a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunErrorKind {
+    /// The cluster does not let us: authentication or authorisation.
+    Authorization,
+    /// Another process holds the same `group.instance.id`.
+    Fenced,
+    /// A record used up its attempts, there is no dead-letter topic, and the consumer is told to stop then.
+    RecordFailed,
+    /// The group has no committed offset and the start policy is to refuse.
+    NoCommittedOffset,
+    /// The committed offset is not in the log any more: records were deleted before they were read.
+    OffsetOutOfRange,
+    /// The subscription gave us our own dead-letter topic.
+    DeadLetterTopicConsumed,
+    /// There is no handler for a topic that was assigned.
+    NoHandler,
+    /// The group's committed offsets could not be read in time.
+    OffsetsUnavailable,
+    /// librdkafka gave up, or could not create the client.
+    Client,
+    /// The runtime that executes the handlers was shut down under the consumer.
+    RuntimeGone,
+}
+
+/// Why a run ended by itself. What had been handled up to then was committed as far as the brokers let us; see
+/// [`report`](Self::report).
+#[derive(thiserror::Error)]
+#[error("{message}")]
+pub struct RunError {
+    kind: RunErrorKind,
+    message: String,
+    report: Report,
+}
+
+impl RunError {
+    pub(crate) fn new(kind: RunErrorKind, message: String, report: Report) -> Self {
+        Self {
+            kind,
+            message,
+            report,
+        }
+    }
+
+    /// What kind of trouble it was.
+    pub fn kind(&self) -> RunErrorKind {
+        self.kind
+    }
+
+    /// What had been done by then, and what was left.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+}
+
+impl fmt::Debug for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunError")
+            .field("kind", &self.kind)
+            .field("message", &self.message)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a [`ConsumerHandle`](super::ConsumerHandle) got no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandleError {
+    /// The consumer is not running: not yet, or not any more.
+    #[error("the consumer is not running")]
+    NotRunning,
+    /// It did not answer in time, which happens while it waits inside a rebalance.
+    #[error("the consumer did not answer within {0:?}; it may be inside a rebalance")]
+    TimedOut(std::time::Duration),
+}

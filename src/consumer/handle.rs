@@ -1,0 +1,133 @@
+//! Steering and watching a run from outside.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{HandleError, Status};
+use crate::kafka::{Control, Controls, Selection};
+
+/// How long an answer may take: longer than a rebalance that goes well.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// Steers and watches a run. Clones are cheap and all mean the same consumer.
+///
+/// ```no_run
+/// # async fn example(consumer: reliable_consumer::ReliableConsumer) -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = consumer.handle();
+/// tokio::spawn(async move {
+///     while let Ok(status) = handle.status().await {
+///         for partition in status.partitions {
+///             println!("{}/{}: {:?}", partition.topic, partition.partition, partition.lag);
+///         }
+///         tokio::time::sleep(std::time::Duration::from_secs(10)).await;
+///     }
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ConsumerHandle {
+    controls: Controls,
+    shutdown_timeout: Duration,
+}
+
+impl ConsumerHandle {
+    pub(super) fn new(controls: Controls, shutdown_timeout: Duration) -> Self {
+        Self {
+            controls,
+            shutdown_timeout,
+        }
+    }
+
+    pub(super) fn controls(&self) -> &Controls {
+        &self.controls
+    }
+
+    /// Ends the run in order, within [`shutdown_timeout`](super::Builder::shutdown_timeout): see
+    /// [`shutdown_within`](Self::shutdown_within).
+    pub fn shutdown(&self) -> Result<(), HandleError> {
+        self.shutdown_within(self.shutdown_timeout)
+    }
+
+    /// Ends the run in order, within this time: nothing new is started, what runs may finish, what is finished is
+    /// committed, the group is left. Returns at once; the run's own result is the report.
+    ///
+    /// A shorter time given later holds.
+    pub fn shutdown_within(&self, limit: Duration) -> Result<(), HandleError> {
+        self.send(Control::Shutdown(limit))
+    }
+
+    /// Ends the run at once: handlers are cancelled, what is finished is committed, the group is left, each within two
+    /// seconds.
+    pub fn stop_now(&self) -> Result<(), HandleError> {
+        self.send(Control::StopNow)
+    }
+
+    /// Starts no more handlers for this topic, in partitions that come later too. What runs goes on, the partitions
+    /// stay ours, and nothing more is read than fits into memory.
+    pub fn pause(&self, topic: impl Into<String>) -> Result<(), HandleError> {
+        self.send(Control::Pause(Selection {
+            topic: topic.into(),
+            partition: None,
+        }))
+    }
+
+    /// Like [`pause`](Self::pause) for one partition.
+    pub fn pause_partition(
+        &self,
+        topic: impl Into<String>,
+        partition: i32,
+    ) -> Result<(), HandleError> {
+        self.send(Control::Pause(Selection {
+            topic: topic.into(),
+            partition: Some(partition),
+        }))
+    }
+
+    /// Undoes every pause of this topic.
+    pub fn resume(&self, topic: impl Into<String>) -> Result<(), HandleError> {
+        self.send(Control::Resume(Selection {
+            topic: topic.into(),
+            partition: None,
+        }))
+    }
+
+    /// Undoes a [`pause_partition`](Self::pause_partition).
+    pub fn resume_partition(
+        &self,
+        topic: impl Into<String>,
+        partition: i32,
+    ) -> Result<(), HandleError> {
+        self.send(Control::Resume(Selection {
+            topic: topic.into(),
+            partition: Some(partition),
+        }))
+    }
+
+    /// Where everything stands. Answered by the consumer's own thread, within 15 s or not at all.
+    pub async fn status(&self) -> Result<Status, HandleError> {
+        if !self.controls.is_started() {
+            return Err(HandleError::NotRunning);
+        }
+        let (answer, answered) = oneshot::channel();
+        self.send(Control::Status(answer))?;
+        match tokio::time::timeout(ANSWER, answered).await {
+            Ok(status) => status.map_err(|_| HandleError::NotRunning),
+            Err(_) => Err(HandleError::TimedOut(ANSWER)),
+        }
+    }
+
+    fn send(&self, control: Control) -> Result<(), HandleError> {
+        self.controls
+            .send(control)
+            .then_some(())
+            .ok_or(HandleError::NotRunning)
+    }
+}
+
+impl std::fmt::Debug for ConsumerHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConsumerHandle").finish_non_exhaustive()
+    }
+}

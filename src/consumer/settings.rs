@@ -1,0 +1,78 @@
+//! What the builder has put together, checked.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rdkafka::ClientConfig;
+
+use crate::{
+    classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter,
+    kafka::OAuthTokenProvider,
+};
+
+/// Topics by name, or all that match a pattern.
+#[derive(Debug, Clone)]
+pub(crate) struct Subscription {
+    pub(crate) topics: Vec<String>,
+    /// As librdkafka takes it: starting with `^`.
+    pub(crate) pattern: Option<String>,
+}
+
+/// Where a group begins in a partition for which it has committed nothing yet.
+///
+/// `auto.offset.reset` is not used: it would also move a group whose committed offset has been deleted, silently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum StartPolicy {
+    /// At the oldest record there is: nothing is missed. The default.
+    #[default]
+    Earliest,
+    /// At the end: only what is produced from now on.
+    Latest,
+    /// At the first record with this timestamp or a later one.
+    Time(SystemTime),
+    /// Nowhere: the run ends with an error. For groups whose offsets must exist.
+    Refuse,
+}
+
+/// What becomes of a record that is not going to be tried again, when there is no dead-letter topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Exhausted {
+    /// The run ends with an error that names the record, which stays uncommitted. The default: nothing is lost.
+    #[default]
+    Stop,
+    /// The record is logged as an error, counted, and passed over.
+    Skip,
+}
+
+/// What the pump needs to know.
+pub(crate) struct Settings {
+    pub(crate) group: Arc<str>,
+    pub(crate) subscription: Subscription,
+    pub(crate) start: StartPolicy,
+    pub(crate) engine: engine::Config,
+    pub(crate) handler_timeout: Option<Duration>,
+    pub(crate) classifier: Option<Arc<dyn Classifier>>,
+    pub(crate) filter: Option<Filter>,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) dead_letter: Option<DeadLetter>,
+    pub(crate) exhausted: Exhausted,
+    pub(crate) client: ClientConfig,
+    pub(crate) producer: ClientConfig,
+    pub(crate) oauth: Option<Arc<dyn OAuthTokenProvider>>,
+}
+
+impl Settings {
+    /// Half of `max.poll.interval.ms`: how long a rebalance callback may take before the group throws us out.
+    pub(crate) fn longest_callback(&self) -> Duration {
+        let millis = self
+            .client
+            .get("max.poll.interval.ms")
+            .and_then(|text| text.parse().ok());
+        Duration::from_millis(millis.unwrap_or(300_000) / 2)
+    }
+}

@@ -1,0 +1,139 @@
+//! What can be seen of a running consumer, and what it leaves behind.
+
+use std::{sync::Arc, time::Duration};
+
+/// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Partitions that this process owns, by topic and number.
+    pub partitions: Vec<PartitionStatus>,
+    /// Bytes of all records that are not finished.
+    pub bytes: usize,
+    /// Bytes that fetched records hold in memory, finished neighbours of unfinished ones included.
+    pub resident_bytes: usize,
+    /// Dead letters that the brokers have refused or not acknowledged for a while, by topic.
+    pub stalled_dead_letters: Vec<StalledDeadLetters>,
+    /// The client reports that no broker can be reached, for this long.
+    pub brokers_down: Option<Duration>,
+}
+
+/// Dead letters that do not get through. Their records stay unfinished, nothing is lost, and sending goes on.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct StalledDeadLetters {
+    /// The dead-letter topic.
+    pub topic: Arc<str>,
+    /// How many records wait.
+    pub records: usize,
+    /// For how long already.
+    pub since: Duration,
+    /// What the last attempt to send one met.
+    pub error: String,
+}
+
+/// One partition of a [`Status`].
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct PartitionStatus {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The partition's number.
+    pub partition: i32,
+    /// Whether it is ours, or just being given away.
+    pub ownership: OwnershipState,
+    /// The user asked that nothing of it is handled for now.
+    pub paused: bool,
+    /// Offset of the next record to read; `None` before the first.
+    pub position: Option<i64>,
+    /// The offset that the broker has acknowledged as committed.
+    pub committed: Option<i64>,
+    /// Commits that failed in a row. Above zero the broker's view is older than ours.
+    pub commit_failures: u32,
+    /// How far the committed offset is behind the end of the partition.
+    pub lag: Option<Lag>,
+    /// Records that finished out of order: they wait for an older one before they can be committed.
+    pub finished_out_of_order: usize,
+    /// Records with a handler, or on the way to one.
+    pub running: usize,
+    /// Records read and not handed to a handler yet.
+    pub queued: usize,
+    /// Records that wait for their next attempt.
+    pub retrying: usize,
+    /// Records given up whose dead letter is not acknowledged yet.
+    pub dead_lettering: usize,
+    /// Bytes of its unfinished records.
+    pub bytes: usize,
+    /// The record that has been with its handler for longest.
+    pub oldest_running: Option<RunningRecord>,
+}
+
+/// Whether a partition is held or on its way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnershipState {
+    /// Ours.
+    Owned,
+    /// Being given away: what runs may finish, nothing new starts.
+    Draining,
+}
+
+/// How far behind a partition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lag {
+    /// Records between the committable offset and the end of the partition, by offset.
+    pub records: i64,
+    /// How long ago the end was looked at. It comes with every fetch and is noted once a second.
+    pub age: Duration,
+}
+
+/// A record that is with its handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunningRecord {
+    /// Its offset.
+    pub offset: i64,
+    /// For how long.
+    pub age: Duration,
+    /// Which call of the handler this is, from 1.
+    pub attempt: u32,
+}
+
+/// What a run did, from start to shutdown.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// Records read.
+    pub received: u64,
+    /// Records whose handler succeeded.
+    pub handled: u64,
+    /// Records that a filter, handler or classifier skipped on purpose.
+    pub skipped: u64,
+    /// Records whose dead letter was acknowledged.
+    pub dead_lettered: u64,
+    /// Records given up without a dead letter, under [`Exhausted::Skip`](crate::Exhausted::Skip).
+    pub dropped: u64,
+    /// Failed attempts that were followed by another one.
+    pub retried: u64,
+    /// Records whose handler was still running at the deadline; it was cancelled. They come again.
+    pub abandoned: u64,
+    /// Records read and not started, or waiting for a retry or a dead letter. They come again.
+    pub unstarted: u64,
+    /// Where each partition stood when it was given up.
+    pub partitions: Vec<PartitionReport>,
+}
+
+/// One partition of a [`Report`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartitionReport {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The partition's number.
+    pub partition: i32,
+    /// The offset that the broker has acknowledged; where the next owner goes on.
+    pub committed: Option<i64>,
+    /// What could have been committed. Above `committed` when brokers were away: those records come again.
+    pub committable: Option<i64>,
+}

@@ -1,0 +1,309 @@
+//! Rebalances: where a partition starts, and how it is given away.
+//!
+//! Both run inside the client's callback, on the pump's thread. The callback may block: while partitions are drained
+//! the others go on, as the same round runs here.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant, UNIX_EPOCH},
+};
+
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::{Consumer as _, RebalanceProtocol},
+    error::KafkaResult,
+};
+
+use super::{
+    BaseConsumer,
+    ffi::PartitionQueue,
+    pump::{Held, Pump, filled_wake},
+};
+use crate::{
+    consumer::{RunErrorKind, StartPolicy},
+    execute::Fence,
+    record::Source,
+};
+
+/// One question to the brokers may take this long, then it is asked again.
+const QUESTION: Duration = Duration::from_secs(5);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Of a drain's time, what is kept for the commit at its end.
+const COMMIT: Duration = Duration::from_secs(2);
+
+/// Where reading of a partition begins, and what the group had committed.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    start: i64,
+    committed: Option<i64>,
+}
+
+enum NoPosition {
+    /// The brokers do not answer.
+    Unavailable(String),
+    /// The start policy refuses.
+    Refused,
+}
+
+impl Pump {
+    /// The group gives us these partitions.
+    pub(super) fn assigned(&mut self, consumer: &BaseConsumer, list: &TopicPartitionList) {
+        let partitions = named(list);
+        let mut assignment = TopicPartitionList::with_capacity(partitions.len());
+        if !self.is_stopping() {
+            self.take_over(consumer, &partitions, &mut assignment);
+        }
+        // An assignment must be answered whatever became of it; what was not taken over is read by nobody.
+        let answered = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_assign(&assignment),
+            _ => consumer.assign(&assignment),
+        };
+        if let Err(error) = answered {
+            let message = format!("the client did not accept its assignment: {error}");
+            self.fail(RunErrorKind::Client, message);
+        }
+    }
+
+    fn take_over(
+        &mut self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+        assignment: &mut TopicPartitionList,
+    ) {
+        let Some(positions) = self.positions(consumer, partitions) else {
+            return;
+        };
+        for ((topic, partition), position) in partitions.iter().zip(positions) {
+            if self
+                .settings
+                .dead_letter
+                .as_ref()
+                .is_some_and(|dead_letter| dead_letter.name() == &**topic)
+            {
+                let message = format!(
+                    "the subscription takes in `{topic}`, which is the dead-letter topic: every dead letter would come \
+                     back at once, for ever; choose another name or pattern"
+                );
+                self.fail(RunErrorKind::DeadLetterTopicConsumed, message);
+                return;
+            }
+            let Some(driver) = (self.lookup)(topic) else {
+                self.fail(
+                    RunErrorKind::NoHandler,
+                    format!("there is no handler for topic `{topic}`: add a route for it, or a narrower subscription"),
+                );
+                return;
+            };
+            let (wake, filled) = filled_wake(&self.thread);
+            let Some(queue) = PartitionQueue::take(&self.lifeline, topic, *partition, wake) else {
+                self.fail(
+                    RunErrorKind::Client,
+                    format!("partition {topic}/{partition} has no queue"),
+                );
+                return;
+            };
+            let added =
+                assignment.add_partition_offset(topic, *partition, Offset::Offset(position.start));
+            if let Err(error) = added {
+                let message = format!(
+                    "partition {topic}/{partition}: cannot start at {}: {error}",
+                    position.start
+                );
+                self.fail(RunErrorKind::Client, message);
+                return;
+            }
+            let owner = self.engine.assign(Some(position.start), position.committed);
+            let held = Held {
+                owner,
+                source: Arc::new(Source {
+                    topic: Arc::clone(topic),
+                    partition: *partition,
+                }),
+                queue,
+                filled,
+                fence: Arc::new(Fence::default()),
+                driver,
+                end: None,
+            };
+            if self.held.len() <= owner.slot() {
+                self.held.resize_with(owner.slot() + 1, || None);
+            }
+            tracing::info!(
+                topic = %topic,
+                partition,
+                start = position.start,
+                committed = position.committed,
+                "partition assigned"
+            );
+            self.held[owner.slot()] = Some(held);
+        }
+        self.apply_pauses();
+    }
+
+    /// Asks the brokers until they answer or the callback has taken all the time that it may.
+    fn positions(
+        &mut self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+    ) -> Option<Vec<Position>> {
+        let until = Instant::now() + self.settings.longest_callback();
+        loop {
+            match self.ask_positions(consumer, partitions) {
+                Ok(positions) => return Some(positions),
+                Err(NoPosition::Refused) => {
+                    let message = format!(
+                        "group `{}` has no committed offset for some of its partitions and is told to refuse that: \
+                         commit an offset for it, or choose another start policy",
+                        self.settings.group
+                    );
+                    self.fail(RunErrorKind::NoCommittedOffset, message);
+                    return None;
+                }
+                Err(NoPosition::Unavailable(error)) if Instant::now() >= until => {
+                    let message = format!(
+                        "the committed offsets of group `{}` could not be read in time ({error}): see whether its \
+                         coordinator is up",
+                        self.settings.group
+                    );
+                    self.fail(RunErrorKind::OffsetsUnavailable, message);
+                    return None;
+                }
+                Err(NoPosition::Unavailable(error)) => {
+                    tracing::warn!(
+                        error,
+                        "the group's committed offsets cannot be read; asking again"
+                    );
+                    self.step(consumer);
+                    std::thread::park_timeout(PAUSE);
+                }
+            }
+            if self.is_stopping() {
+                return None;
+            }
+        }
+    }
+
+    fn ask_positions(
+        &self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+    ) -> Result<Vec<Position>, NoPosition> {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (topic, partition) in partitions {
+            list.add_partition(topic, *partition);
+        }
+        let unavailable =
+            |error: rdkafka::error::KafkaError| NoPosition::Unavailable(error.to_string());
+        let answer = consumer
+            .committed_offsets(list, QUESTION)
+            .map_err(unavailable)?;
+        let mut committed = HashMap::with_capacity(partitions.len());
+        for element in answer.elements() {
+            element.error().map_err(unavailable)?;
+            if let Offset::Offset(offset) = element.offset() {
+                committed.insert((element.topic().to_owned(), element.partition()), offset);
+            }
+        }
+        partitions
+            .iter()
+            .map(
+                |(topic, partition)| match committed.get(&(topic.to_string(), *partition)) {
+                    Some(&offset) => Ok(Position {
+                        start: offset,
+                        committed: Some(offset),
+                    }),
+                    None => {
+                        let start = self
+                            .first_position(consumer, topic, *partition)?
+                            .map_err(unavailable)?;
+                        Ok(Position {
+                            start,
+                            committed: None,
+                        })
+                    }
+                },
+            )
+            .collect()
+    }
+
+    /// Where a group begins that has committed nothing: a number from the start, so that it can be committed.
+    fn first_position(
+        &self,
+        consumer: &BaseConsumer,
+        topic: &str,
+        partition: i32,
+    ) -> Result<KafkaResult<i64>, NoPosition> {
+        let ends = || consumer.fetch_watermarks(topic, partition, QUESTION);
+        Ok(match self.settings.start {
+            StartPolicy::Refuse => return Err(NoPosition::Refused),
+            StartPolicy::Earliest => ends().map(|(low, _)| low),
+            StartPolicy::Latest => ends().map(|(_, high)| high),
+            StartPolicy::Time(time) => {
+                let millis = time
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default()
+                    .as_millis();
+                let mut list = TopicPartitionList::new();
+                let asked = Offset::Offset(i64::try_from(millis).unwrap_or(i64::MAX));
+                list.add_partition_offset(topic, partition, asked)
+                    .and_then(|()| consumer.offsets_for_times(list, QUESTION))
+                    .and_then(|answer| {
+                        match answer.elements().first().map(|element| element.offset()) {
+                            Some(Offset::Offset(offset)) => Ok(offset),
+                            // Nothing is that young: the end.
+                            _ => ends().map(|(_, high)| high),
+                        }
+                    })
+            }
+        })
+    }
+
+    /// The group takes these partitions away. When they are lost already, another member may be at work on them.
+    pub(super) fn revoked(&mut self, consumer: &BaseConsumer, list: &TopicPartitionList) {
+        let began = Instant::now();
+        let lost = consumer.assignment_lost();
+        let partitions = named(list);
+        let owners: Vec<_> = self
+            .held
+            .iter()
+            .flatten()
+            .filter(|held| {
+                partitions.iter().any(|(topic, partition)| {
+                    *topic == held.source.topic && *partition == held.source.partition
+                })
+            })
+            .map(|held| held.owner)
+            .collect();
+        tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
+        if lost {
+            owners.iter().for_each(|owner| self.end(*owner));
+        } else if !owners.is_empty() {
+            let limit = self
+                .settings
+                .drain_timeout
+                .min(self.settings.longest_callback());
+            let until = began + limit;
+            self.drain_until(consumer, &owners, until - COMMIT.min(limit / 4));
+            self.commit_and_end(&owners, until);
+            if !self.is_stopping() {
+                self.engine.hold_commits(false);
+            }
+        }
+        let answered = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+            _ => consumer.unassign(),
+        };
+        if let Err(error) = answered {
+            tracing::warn!(%error, "the client did not accept that partitions are gone");
+        }
+    }
+}
+
+fn named(list: &TopicPartitionList) -> Vec<(Arc<str>, i32)> {
+    list.elements()
+        .iter()
+        .map(|element| (Arc::from(element.topic()), element.partition()))
+        .collect()
+}

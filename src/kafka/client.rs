@@ -1,0 +1,132 @@
+//! The client's callbacks: rebalances go to the pump, errors and log lines to `tracing`, tokens come from the user.
+
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rdkafka::{
+    ClientContext, TopicPartitionList, client::OAuthToken as ClientToken, config::RDKafkaLogLevel,
+    consumer::ConsumerContext, error::KafkaError, types::RDKafkaRespErr,
+};
+
+use super::{
+    BaseConsumer,
+    log::ClientLog,
+    pump::{self, Pump},
+};
+use crate::consumer::Settings;
+
+/// A token for SASL/OAUTHBEARER.
+#[derive(Clone)]
+pub struct OAuthToken {
+    /// The token itself, a JWT in most clusters. It never reaches a log.
+    pub token: String,
+    /// The principal that it stands for.
+    pub principal: String,
+    /// When it runs out. A new one is asked for at 80 % of the time until then.
+    pub expires: SystemTime,
+}
+
+impl std::fmt::Debug for OAuthToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OAuthToken")
+            .field("principal", &self.principal)
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Gives tokens to a client with `sasl.mechanisms=OAUTHBEARER`.
+///
+/// Called on the consumer's own thread, which handles no rebalance meanwhile: answer from a cache, or within a second.
+/// On an error the client asks again after ten seconds.
+pub trait OAuthTokenProvider: Send + Sync + 'static {
+    /// A token that is good now.
+    fn token(&self) -> Result<OAuthToken, Box<dyn Error + Send + Sync>>;
+}
+
+impl<F> OAuthTokenProvider for F
+where
+    F: Fn() -> Result<OAuthToken, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
+{
+    fn token(&self) -> Result<OAuthToken, Box<dyn Error + Send + Sync>> {
+        self()
+    }
+}
+
+pub(super) fn generate_token(
+    provider: Option<&Arc<dyn OAuthTokenProvider>>,
+) -> Result<ClientToken, Box<dyn Error>> {
+    let provider = provider
+        .ok_or("sasl.mechanisms=OAUTHBEARER needs a token provider: set `oauth_token_provider`")?;
+    let OAuthToken {
+        token,
+        principal,
+        expires,
+    } = provider.token().map_err(|error| error.to_string())?;
+    let lifetime_ms = expires
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .as_millis();
+    Ok(ClientToken {
+        token,
+        principal_name: principal,
+        lifetime_ms: i64::try_from(lifetime_ms)?,
+    })
+}
+
+/// The consumer's context, which keeps the pump.
+pub(crate) struct Shell {
+    pump: Mutex<Pump>,
+    settings: Arc<Settings>,
+    log: ClientLog,
+}
+
+impl Shell {
+    pub(super) fn new(pump: Pump, settings: Arc<Settings>) -> Self {
+        Self {
+            pump: Mutex::new(pump),
+            settings,
+            log: ClientLog::default(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Pump> {
+        pump::lock(&self.pump)
+    }
+}
+
+impl ClientContext for Shell {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.log.line(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // Those that matter come out of `poll` as well, and are judged there.
+        self.log.error(&error, reason);
+    }
+
+    fn generate_oauth_token(&self, _: Option<&str>) -> Result<ClientToken, Box<dyn Error>> {
+        generate_token(self.settings.oauth.as_ref())
+    }
+}
+
+impl ConsumerContext for Shell {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer,
+        kind: RDKafkaRespErr,
+        list: &mut TopicPartitionList,
+    ) {
+        let mut pump = self.lock();
+        if kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            pump.assigned(consumer, list);
+        } else {
+            pump.revoked(consumer, list);
+        }
+    }
+}

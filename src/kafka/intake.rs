@@ -1,0 +1,152 @@
+//! Intake: from a partition's queue into its window, a batch at a time.
+
+use std::{
+    hash::{BuildHasher, Hasher},
+    sync::{Arc, atomic::Ordering},
+};
+
+use rdkafka::types::RDKafkaErrorCode as Code;
+
+use super::pump::Pump;
+use crate::{
+    consumer::RunErrorKind,
+    engine::Received,
+    execute::Fence,
+    record::{ChunkBuilder, Timestamp, TimestampKind},
+};
+
+impl Pump {
+    /// Reads from every partition that has something and may be read. `all`: look at all of them, since wake-ups have
+    /// been lost before.
+    pub(super) fn read(&mut self, all: bool) -> bool {
+        let mut any = false;
+        for slot in 0..self.held.len() {
+            any |= self.read_partition(slot, all);
+        }
+        any
+    }
+
+    fn read_partition(&mut self, slot: usize, look: bool) -> bool {
+        let Some(held) = &mut self.held[slot] else {
+            return false;
+        };
+        if !look && !held.filled.load(Ordering::Acquire) {
+            return false;
+        }
+        let room = self.engine.room(held.owner);
+        if room == 0 {
+            return false;
+        }
+        // Cleared before the look: what comes after it sets the flag again.
+        held.filled.store(false, Ordering::Release);
+        let mut errors = Vec::new();
+        let mut builder =
+            ChunkBuilder::new(Arc::clone(&held.source), Some(Arc::clone(&self.residency)));
+        let mut unreadable = None;
+        let count = held.queue.read(room, |message| {
+            if let Some(code) = message.error() {
+                errors.push((code, message.offset(), message.error_text()));
+                return;
+            }
+            if builder.len() == 0 {
+                builder.reserve(room, room * message.value().map_or(0, <[u8]>::len));
+            }
+            let timestamp = message.timestamp().map(|(millis, appended)| {
+                let kind = if appended {
+                    TimestampKind::LogAppend
+                } else {
+                    TimestampKind::Create
+                };
+                Timestamp::new(millis, kind)
+            });
+            builder.push(
+                message.offset(),
+                timestamp,
+                message.leader_epoch(),
+                message.key(),
+                message.value(),
+            );
+            if let Err(code) = message.for_each_header(|name, value| builder.header(name, value)) {
+                unreadable = Some((message.offset(), code));
+            }
+        });
+        if count == 0 {
+            return false;
+        }
+        if count == room {
+            held.filled.store(true, Ordering::Release);
+        }
+        if let Some((offset, error)) = unreadable {
+            tracing::error!(
+                topic = %held.source.topic,
+                partition = held.source.partition,
+                offset,
+                %error,
+                "the headers of a record cannot be parsed; it is handled without them"
+            );
+        }
+        let chunk = builder.finish();
+        for index in 0..chunk.len() {
+            let record = chunk.record(index);
+            let (offset, size) = (record.offset(), record.size());
+            let key = record.key().map(|key| {
+                let mut hasher = self.key_hash.build_hasher();
+                hasher.write(key);
+                hasher.finish()
+            });
+            let received = self
+                .engine
+                .receive(held.owner, offset, key, size, record.clone());
+            if let Received::WentBack { last } = received {
+                tracing::warn!(
+                    topic = %held.source.topic,
+                    partition = held.source.partition,
+                    offset,
+                    last,
+                    "the log went back: the partition was reset on the broker, and is taken up from there"
+                );
+                held.fence.close();
+                held.fence = Arc::new(Fence::default());
+                self.engine.end(held.owner);
+                held.owner = self.engine.assign(Some(offset), None);
+                debug_assert_eq!(
+                    held.owner.slot(),
+                    slot,
+                    "a slot just freed is the first to be used again"
+                );
+                self.engine.receive(held.owner, offset, key, size, record);
+            }
+        }
+        let (topic, partition) = (Arc::clone(&held.source.topic), held.source.partition);
+        for (code, offset, text) in errors {
+            self.partition_error(code, &topic, partition, offset, &text);
+        }
+        true
+    }
+
+    fn partition_error(
+        &mut self,
+        code: Code,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+        text: &str,
+    ) {
+        match code {
+            Code::AutoOffsetReset | Code::OffsetOutOfRange => {
+                let message = format!(
+                    "partition {topic}/{partition}: offset {offset} is not in the log any more: records were deleted \
+                     before group `{}` read them, or the topic was made anew ({text}); decide where to go on and \
+                     commit that offset for the group",
+                    self.settings.group
+                );
+                self.fail(RunErrorKind::OffsetOutOfRange, message);
+            }
+            Code::PartitionEOF => {}
+            _ => {
+                tracing::warn!(topic, partition, error = %code, text, "the client reports trouble with a partition");
+                self.client_error(code, Some((topic, partition)));
+            }
+        }
+    }
+}

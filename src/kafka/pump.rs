@@ -1,0 +1,960 @@
+//! The pump: the one thread that owns the Kafka client and the engine.
+//!
+//! It goes round between the client's queues, the executors' reports and the engine's decisions, in bounded bites, and
+//! sleeps when nothing has happened. Whatever could give it work unparks it: partition queues, the main queue, answers
+//! to commits, reports, and controls. It never sleeps for longer than [`LONGEST_SLEEP`], since wake-ups have been lost
+//! in bindings to librdkafka before.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use foldhash::quality::FixedState;
+use rdkafka::consumer::Consumer as _;
+use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
+
+use super::{
+    client::Shell,
+    errors::{advice, commit_result, is_terminal},
+    ffi::{CommitEntry, Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
+};
+use crate::{
+    consumer::{
+        Exhausted, Lag, OwnershipState, PartitionReport, PartitionStatus, Report as RunReport,
+        RunError, RunErrorKind, RunningRecord, Settings, StalledDeadLetters, Status,
+    },
+    dead_letter::{Failure, Publisher},
+    engine::{CommitResult, Config, Counts, Engine, GivenUp, Outcome, Ownership},
+    execute::{self, Cause, Context, Drive, Fence, Permits, Report, Reports, Work},
+    record::{Record, Residency, Source},
+};
+
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// Reports taken in one round, so that intake and commits have their share under any load.
+const REPORTS: usize = 1024;
+/// Events of the main queue served in one round.
+const EVENTS: usize = 16;
+/// How often watermarks are noted and every queue is looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// Of a shutdown's time, what is kept for the last commit and for leaving the group.
+const RESERVE: Duration = Duration::from_secs(3);
+/// Granted to the last commit and to leaving when the consumer is told to stop at once.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// What the consumer's handle asks of the pump.
+pub(crate) enum Control {
+    /// Finish what runs, commit and leave, all within this time.
+    Shutdown(Duration),
+    /// Commit what is finished and leave.
+    StopNow,
+    Pause(Selection),
+    Resume(Selection),
+    Status(oneshot::Sender<Status>),
+}
+
+/// Partitions of a topic, or all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Selection {
+    pub(crate) topic: String,
+    pub(crate) partition: Option<i32>,
+}
+
+impl Selection {
+    fn covers(&self, topic: &str, partition: i32) -> bool {
+        self.topic == topic && self.partition.is_none_or(|wanted| wanted == partition)
+    }
+}
+
+/// The way to a pump, from any thread, also before it has started.
+#[derive(Clone)]
+pub(crate) struct Controls {
+    sender: mpsc::Sender<Control>,
+    pump: Arc<OnceLock<Thread>>,
+}
+
+impl Controls {
+    /// `false`: the pump has ended.
+    pub(crate) fn send(&self, control: Control) -> bool {
+        let sent = self.sender.send(control).is_ok();
+        if let Some(pump) = self.pump.get() {
+            pump.unpark();
+        }
+        sent
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.pump.get().is_some()
+    }
+}
+
+pub(crate) fn control_channel() -> (Controls, mpsc::Receiver<Control>) {
+    let (sender, controls) = mpsc::channel();
+    (
+        Controls {
+            sender,
+            pump: Arc::default(),
+        },
+        controls,
+    )
+}
+
+/// Finds the handler for a topic.
+pub(crate) type Lookup = Box<dyn Fn(&str) -> Option<Arc<dyn Drive>> + Send>;
+
+/// What a pump starts with.
+pub(crate) struct Start {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) lookup: Lookup,
+    pub(crate) controls: mpsc::Receiver<Control>,
+    pub(crate) runtime: Handle,
+    pub(crate) ended: oneshot::Sender<Result<RunReport, RunError>>,
+}
+
+/// Starts the pump's thread.
+pub(crate) fn start(start: Start, controls: &Controls) -> std::io::Result<()> {
+    let name = format!("kafka-{}", start.settings.group);
+    let thread = thread::Builder::new()
+        .name(name)
+        .spawn(move || run(start))?;
+    controls.pump.get_or_init(|| thread.thread().clone());
+    Ok(())
+}
+
+fn run(start: Start) {
+    let Start {
+        settings,
+        lookup,
+        controls,
+        runtime,
+        ended,
+    } = start;
+    let pump_thread = thread::current();
+    let wake: Wake = {
+        let pump_thread = pump_thread.clone();
+        Arc::new(move || pump_thread.unpark())
+    };
+    let created = Consumer::create(&settings.client, Arc::clone(&wake), |lifeline| {
+        let pump = Pump::new(
+            Arc::clone(&settings),
+            lookup,
+            runtime,
+            controls,
+            lifeline,
+            pump_thread,
+        );
+        Shell::new(pump, Arc::clone(&settings))
+    });
+    let consumer = match created {
+        Ok(consumer) => consumer,
+        Err(error) => {
+            let message = format!("librdkafka could not create a consumer: {error}");
+            let failed = RunError::new(RunErrorKind::Client, message, RunReport::default());
+            drop(ended.send(Err(failed)));
+            return;
+        }
+    };
+    let result = live(&consumer, wake);
+    // The group has been left; what dropping the client waits for is nobody's concern but this thread's.
+    drop(ended.send(result));
+}
+
+/// From subscribing to having left the group.
+fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
+    let lock = || consumer.context().lock();
+    {
+        let mut pump = lock();
+        pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
+        let subscription = &pump.settings.subscription;
+        let topics: Vec<&str> = subscription
+            .topics
+            .iter()
+            .chain(&subscription.pattern)
+            .map(String::as_str)
+            .collect();
+        if let Err(error) = consumer.subscribe(&topics) {
+            let message = format!("could not subscribe to {topics:?}: {error}");
+            pump.fail(RunErrorKind::Client, message);
+        }
+    }
+    loop {
+        serve_events(consumer);
+        let mut pump = lock();
+        let worked = pump.step(consumer);
+        if pump.stop.is_some() {
+            break;
+        }
+        let sleep = pump.sleep();
+        drop(pump);
+        if !worked {
+            thread::park_timeout(sleep);
+        }
+    }
+    leave(consumer)
+}
+
+/// Drains, commits, and leaves the group, within the time that was given.
+fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
+    let began = Instant::now();
+    let lock = || consumer.context().lock();
+    let (drain_until, commit_until, leave_until) = {
+        let mut pump = lock();
+        let owners = pump.owners();
+        pump.begin_drain(&owners);
+        let limit = pump.stop.unwrap_or_default();
+        let reserve = RESERVE.min(limit / 4);
+        if limit.is_zero() {
+            (began, began + AT_ONCE, began + 2 * AT_ONCE)
+        } else {
+            (
+                began + limit - reserve,
+                began + limit - reserve / 3,
+                began + limit,
+            )
+        }
+    };
+    loop {
+        serve_events(consumer);
+        let mut pump = lock();
+        let worked = pump.step(consumer);
+        let stop_now = pump.stop.is_some_and(|limit| limit.is_zero());
+        if pump.drained() || Instant::now() >= drain_until || stop_now {
+            break;
+        }
+        drop(pump);
+        if !worked {
+            thread::park_timeout(LONGEST_SLEEP.min(drain_until - Instant::now().min(drain_until)));
+        }
+    }
+    {
+        let mut pump = lock();
+        pump.abort_handlers();
+        let owners = pump.owners();
+        pump.commit_and_end(&owners, commit_until);
+        pump.reply = None;
+    }
+    if consumer.close_queue().is_ok() {
+        while !consumer.closed() && Instant::now() < leave_until {
+            serve_events(consumer);
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+    if !consumer.closed() {
+        tracing::warn!(
+            "the group was not left within the shutdown's time: the broker will notice after session.timeout.ms"
+        );
+    }
+    let mut pump = lock();
+    let report = std::mem::take(&mut pump.report);
+    match pump.failure.take() {
+        None => Ok(report),
+        Some((kind, message)) => Err(RunError::new(kind, message, report)),
+    }
+}
+
+/// Serves rebalances and errors. Called without the pump's lock: the callbacks take it.
+fn serve_events(consumer: &Consumer<Shell>) {
+    for _ in 0..EVENTS {
+        match consumer.poll(Duration::ZERO) {
+            None => break,
+            Some(Ok(message)) => {
+                use rdkafka::Message as _;
+                let mut pump = consumer.context().lock();
+                if pump.stop.is_none() {
+                    // Dropping it would be a gap that the window cannot know of, and that a commit would pass.
+                    let place = format!(
+                        "{}/{}/{}",
+                        message.topic(),
+                        message.partition(),
+                        message.offset()
+                    );
+                    pump.fail(
+                        RunErrorKind::Client,
+                        format!("record {place} came on the main queue, past its partition's own: please report this"),
+                    );
+                }
+            }
+            Some(Err(error)) => {
+                let Some(code) = error.rdkafka_error_code() else {
+                    continue;
+                };
+                let mut pump = consumer.context().lock();
+                pump.client_error(code, None);
+            }
+        }
+    }
+}
+
+/// A partition that is ours, with what belongs to it outside the engine.
+pub(super) struct Held {
+    pub(super) owner: Ownership,
+    pub(super) source: Arc<Source>,
+    pub(super) queue: PartitionQueue,
+    /// Set by the queue's wake-up: something came since the queue was last found empty.
+    pub(super) filled: Arc<AtomicBool>,
+    pub(super) fence: Arc<Fence>,
+    pub(super) driver: Arc<dyn Drive>,
+    pub(super) end: Option<(i64, Instant)>,
+}
+
+/// What the pump's thread works on. Only that thread locks it, in a round or in a rebalance callback.
+pub(crate) struct Pump {
+    pub(super) settings: Arc<Settings>,
+    pub(super) engine: Engine<Record, Cause>,
+    /// By [`Ownership::slot`].
+    pub(super) held: Vec<Option<Held>>,
+    pub(super) lifeline: Lifeline,
+    pub(super) lookup: Lookup,
+    pub(super) residency: Arc<Residency>,
+    pub(super) key_hash: FixedState,
+    pub(super) reply: Option<ReplyQueue>,
+    pub(super) thread: Thread,
+    pub(super) paused: Vec<Selection>,
+    controls: mpsc::Receiver<Control>,
+    reports: mpsc::Receiver<Report>,
+    send_report: Reports,
+    context: Arc<Context>,
+    executors: Vec<JoinHandle<()>>,
+    runtime: Handle,
+    publisher: Option<Arc<Publisher>>,
+    dead_letters: Vec<JoinHandle<()>>,
+    last_tick: Instant,
+    brokers_down: Option<Instant>,
+    /// Set when the run is to end: the time that remains for it, zero for none.
+    stop: Option<Duration>,
+    failure: Option<(RunErrorKind, String)>,
+    pub(super) report: RunReport,
+}
+
+impl Pump {
+    fn new(
+        settings: Arc<Settings>,
+        lookup: Lookup,
+        runtime: Handle,
+        controls: mpsc::Receiver<Control>,
+        lifeline: Lifeline,
+        thread: Thread,
+    ) -> Self {
+        let now = Instant::now();
+        let (report_sender, reports) = mpsc::channel();
+        let (work, queue) = async_channel::unbounded();
+        let send_report = Reports::new(report_sender, thread.clone());
+        let Config {
+            concurrency,
+            ref retry,
+            ..
+        } = settings.engine;
+        let context = Arc::new(Context {
+            queue,
+            requeue: work,
+            permits: Permits::new(concurrency),
+            reports: send_report.clone(),
+            handler_timeout: settings.handler_timeout,
+            retry: Arc::clone(retry),
+            classifier: settings.classifier.clone(),
+            filter: settings.filter.clone(),
+        });
+        let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
+        let executors = (0..count)
+            .map(|_| runtime.spawn(execute::run(Arc::clone(&context))))
+            .collect();
+        let publisher = settings.dead_letter.as_ref().map(|dead_letter| {
+            Arc::new(Publisher::new(
+                dead_letter.clone(),
+                settings.producer.clone(),
+                Arc::clone(&settings.group),
+            ))
+        });
+        Self {
+            engine: Engine::new(settings.engine.clone(), now),
+            held: Vec::new(),
+            lifeline,
+            lookup,
+            residency: Arc::default(),
+            key_hash: FixedState::with_seed(settings.engine.seed),
+            reply: None,
+            thread,
+            paused: Vec::new(),
+            controls,
+            reports,
+            send_report,
+            context,
+            executors,
+            runtime,
+            publisher,
+            dead_letters: Vec::new(),
+            last_tick: now,
+            brokers_down: None,
+            stop: None,
+            failure: None,
+            report: RunReport::default(),
+            settings,
+        }
+    }
+
+    /// One round. `true`: something happened, so that another round may find more.
+    pub(super) fn step(&mut self, consumer: &super::BaseConsumer) -> bool {
+        let now = Instant::now();
+        self.engine.advance(now);
+        let mut worked = self.take_reports();
+        self.take_controls();
+        let tick = now.duration_since(self.last_tick) >= TICK;
+        if tick {
+            self.last_tick = now;
+            self.tick(consumer, now);
+        }
+        worked |= self.read(tick);
+        worked |= self.hand_over();
+        worked |= self.give_up();
+        worked |= self.commit();
+        worked
+    }
+
+    fn sleep(&self) -> Duration {
+        let until = self
+            .engine
+            .next_wake()
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        until.map_or(LONGEST_SLEEP, |until| until.min(LONGEST_SLEEP))
+    }
+
+    /// Ends the run with this error, in order. The first one counts.
+    pub(super) fn fail(&mut self, kind: RunErrorKind, message: String) {
+        if self.failure.is_none() {
+            tracing::error!(group = %self.settings.group, ?kind, "{message}");
+            self.failure = Some((kind, message));
+        }
+        self.stop.get_or_insert(self.settings.shutdown_timeout);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// An error that the client reports, of a partition where one is named.
+    pub(super) fn client_error(
+        &mut self,
+        code: rdkafka::types::RDKafkaErrorCode,
+        place: Option<(&str, i32)>,
+    ) {
+        use rdkafka::types::RDKafkaErrorCode as Code;
+        // A wrong password is worth stopping for; a broker that forgets credentials while we are at work is not.
+        let never_worked =
+            code == Code::Authentication && self.report.received == 0 && self.owners().is_empty();
+        if is_terminal(code) || never_worked {
+            let kind = match code {
+                Code::FencedInstanceId | Code::UnreleasedInstanceId => RunErrorKind::Fenced,
+                Code::Fatal | Code::InconsistentGroupProtocol | Code::UnsupportedAssignor => {
+                    RunErrorKind::Client
+                }
+                _ => RunErrorKind::Authorization,
+            };
+            let place = place.map_or_else(
+                || format!("group `{}`", self.settings.group),
+                |(topic, partition)| format!("partition {topic}/{partition}"),
+            );
+            return self.fail(kind, format!("{place}: {code}: {}", advice(code)));
+        }
+        if code == Code::AllBrokersDown {
+            self.brokers_down.get_or_insert_with(Instant::now);
+        }
+        tracing::debug!(error = %code, "the client met an error and goes on");
+    }
+
+    // ---- reports and controls ----
+
+    fn take_reports(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..REPORTS {
+            let Ok(report) = self.reports.try_recv() else {
+                break;
+            };
+            any = true;
+            match report {
+                Report::Batch {
+                    owner,
+                    done,
+                    failed,
+                    not_started,
+                } => {
+                    for done in done {
+                        self.engine
+                            .finished(owner, done.seq, done.lane, done.outcome);
+                    }
+                    for mut failed in failed {
+                        // It stays for as long as its retries take, and must not keep its neighbours in memory.
+                        failed.job.record = failed.job.record.compact();
+                        self.engine.failed(owner, failed);
+                    }
+                    if !not_started.is_empty() {
+                        self.engine.not_started(owner, not_started);
+                    }
+                }
+                Report::One { owner, done, next } => {
+                    self.engine
+                        .finished(owner, done.seq, done.lane, done.outcome);
+                    if let Some(next) = next {
+                        self.engine.started(owner, next);
+                    }
+                }
+                Report::DeadLettered { owner, seq, lane } => {
+                    self.engine.settle(owner, seq, lane, Outcome::DeadLettered);
+                }
+            }
+        }
+        any
+    }
+
+    fn take_controls(&mut self) {
+        loop {
+            match self.controls.try_recv() {
+                Ok(Control::Shutdown(limit)) => {
+                    let limit = self.stop.map_or(limit, |stop| stop.min(limit));
+                    self.stop = Some(limit);
+                }
+                Ok(Control::StopNow) => self.stop = Some(Duration::ZERO),
+                Ok(Control::Pause(selection)) => {
+                    if !self.paused.contains(&selection) {
+                        self.paused.push(selection);
+                    }
+                    self.apply_pauses();
+                }
+                Ok(Control::Resume(selection)) => {
+                    self.resume(&selection);
+                    self.apply_pauses();
+                }
+                Ok(Control::Status(answer)) => drop(answer.send(self.status())),
+                Err(mpsc::TryRecvError::Empty) => break,
+                Err(mpsc::TryRecvError::Disconnected) => {
+                    // Nobody is left who could ask for an orderly end.
+                    self.stop.get_or_insert(Duration::ZERO);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn resume(&mut self, selection: &Selection) {
+        match selection.partition {
+            // Resuming a topic resumes all of its partitions, however they were paused.
+            None => self.paused.retain(|paused| paused.topic != selection.topic),
+            Some(_) => self.paused.retain(|paused| paused != selection),
+        }
+    }
+
+    pub(super) fn apply_pauses(&mut self) {
+        for held in self.held.iter().flatten() {
+            let Source { topic, partition } = &*held.source;
+            let paused = self
+                .paused
+                .iter()
+                .any(|paused| paused.covers(topic, *partition));
+            self.engine.set_paused(held.owner, paused);
+        }
+    }
+
+    fn tick(&mut self, consumer: &super::BaseConsumer, now: Instant) {
+        for held in self.held.iter_mut().flatten() {
+            if let Some((_, high)) =
+                cached_watermarks(consumer, &held.source.topic, held.source.partition)
+            {
+                held.end = Some((high, now));
+            }
+        }
+        self.dead_letters.retain(|task| !task.is_finished());
+        if self.engine.has_fatal_commit() {
+            let message = format!(
+                "group `{}`: a commit was refused for good: see the log for the broker's answer",
+                self.settings.group
+            );
+            self.fail(RunErrorKind::Fenced, message);
+        }
+        if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
+            let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \
+                           keep it alive until `run` returns";
+            self.fail(RunErrorKind::RuntimeGone, message.into());
+        }
+    }
+
+    // ---- decisions carried out ----
+
+    fn hand_over(&mut self) -> bool {
+        let mut any = false;
+        while let Some(batch) = self.engine.next_batch() {
+            any = true;
+            let held = self.held[batch.owner.slot()]
+                .as_ref()
+                .expect("the engine hands over records of held partitions only");
+            let work = Work {
+                batch,
+                fence: Arc::clone(&held.fence),
+                driver: Arc::clone(&held.driver),
+            };
+            if self.context.requeue.try_send(work).is_err() {
+                unreachable!("the executors' queue is unbounded and closed by this thread only");
+            }
+        }
+        any
+    }
+
+    fn give_up(&mut self) -> bool {
+        let mut any = false;
+        while let Some(given_up) = self.engine.next_given_up() {
+            any = true;
+            match (&self.publisher, self.settings.exhausted) {
+                (Some(publisher), _) => self.dead_letter(Arc::clone(publisher), given_up),
+                (None, Exhausted::Skip) => {
+                    tracing::error!(
+                        topic = given_up.record.topic(),
+                        partition = given_up.record.partition(),
+                        offset = given_up.record.offset(),
+                        attempts = given_up.attempts,
+                        kind = given_up.cause.kind.as_str(),
+                        error = %given_up.cause.message,
+                        "a record is passed over for good: configure a dead-letter topic to keep such records"
+                    );
+                    let GivenUp {
+                        owner, seq, lane, ..
+                    } = given_up;
+                    self.engine.settle(owner, seq, lane, Outcome::Dropped);
+                }
+                (None, Exhausted::Stop) => {
+                    let record = &given_up.record;
+                    let message = format!(
+                        "record {}/{}/{} failed for good after {} attempts ({}: {}), and there is no dead-letter \
+                         topic: configure one, or choose Exhausted::Skip",
+                        record.topic(),
+                        record.partition(),
+                        record.offset(),
+                        given_up.attempts,
+                        given_up.cause.kind.as_str(),
+                        given_up.cause.message
+                    );
+                    self.fail(RunErrorKind::RecordFailed, message);
+                }
+            }
+        }
+        any
+    }
+
+    fn dead_letter(&mut self, publisher: Arc<Publisher>, given_up: GivenUp<Record, Cause>) {
+        let GivenUp {
+            owner,
+            seq,
+            lane,
+            record,
+            attempts,
+            cause,
+            ..
+        } = given_up;
+        let failure = Failure::now(cause.kind, cause.message, attempts);
+        let reports = self.send_report.clone();
+        let task = self.runtime.spawn(async move {
+            let topic = cause.dead_letter_topic.as_deref();
+            publisher.publish(topic, &record, &failure).await;
+            reports.send(Report::DeadLettered { owner, seq, lane });
+        });
+        self.dead_letters.push(task);
+    }
+
+    fn commit(&mut self) -> bool {
+        let answered = self.take_commit_answer(Duration::ZERO);
+        let Some(commit) = self.engine.next_commit() else {
+            return answered;
+        };
+        self.send_commit(&commit);
+        true
+    }
+
+    fn send_commit(&mut self, commit: &crate::engine::Commit) {
+        let entries: Vec<_> = commit
+            .entries
+            .iter()
+            .map(|entry| {
+                let source = self.source(entry.owner);
+                CommitEntry {
+                    topic: &source.topic,
+                    partition: source.partition,
+                    offset: entry.offset,
+                    leader_epoch: None,
+                    metadata: None,
+                }
+            })
+            .collect();
+        let sent = match &self.reply {
+            Some(reply) => reply.commit(&entries),
+            None => Err(rdkafka::types::RDKafkaErrorCode::BrokerDestroy),
+        };
+        if let Err(code) = sent {
+            tracing::warn!(error = %code, "a commit could not be sent; it is tried again");
+            self.engine.commit_answered(&[], commit_result(Some(code)));
+        }
+    }
+
+    fn source(&self, owner: Ownership) -> &Source {
+        let held = self.held[owner.slot()].as_ref();
+        &held.expect("a current ownership is held").source
+    }
+
+    /// Takes in the answer to the commit in flight, waiting up to `wait` for it.
+    fn take_commit_answer(&mut self, wait: Duration) -> bool {
+        if !self.engine.commit_in_flight() {
+            return false;
+        }
+        let Some(answer) = self.reply.as_ref().and_then(|reply| reply.poll(wait)) else {
+            return false;
+        };
+        let results: Vec<CommitResult> = answer
+            .partitions
+            .iter()
+            .map(|entry| {
+                let error = entry.error.or(answer.error);
+                if let Some(error) = error {
+                    tracing::warn!(
+                        topic = entry.topic,
+                        partition = entry.partition,
+                        offset = entry.offset,
+                        %error,
+                        "a commit failed; the newest state is committed again"
+                    );
+                }
+                commit_result(error)
+            })
+            .collect();
+        if results.is_empty() {
+            tracing::warn!(error = ?answer.error, "a commit failed as a whole; the newest state is committed again");
+        }
+        self.engine
+            .commit_answered(&results, commit_result(answer.error));
+        if answer.error.is_none() {
+            self.brokers_down = None;
+        }
+        true
+    }
+
+    // ---- giving partitions away ----
+
+    pub(super) fn owners(&self) -> Vec<Ownership> {
+        self.held.iter().flatten().map(|held| held.owner).collect()
+    }
+
+    pub(super) fn begin_drain(&mut self, owners: &[Ownership]) {
+        self.engine.hold_commits(true);
+        for owner in owners {
+            if let Some(held) = &self.held[owner.slot()] {
+                held.fence.close();
+            }
+            self.engine.drain(*owner);
+        }
+        self.context.permits.fence_closed();
+        // Batches that no executor has taken yet would otherwise wait for one to be free.
+        for _ in 0..self.context.queue.len() {
+            let Ok(work) = self.context.queue.try_recv() else {
+                break;
+            };
+            if work.fence.is_closed() {
+                self.engine.not_started(work.batch.owner, work.batch.jobs);
+            } else if self.context.requeue.try_send(work).is_err() {
+                unreachable!("the executors' queue is unbounded and closed by this thread only");
+            }
+        }
+    }
+
+    fn drained(&self) -> bool {
+        self.held
+            .iter()
+            .flatten()
+            .all(|held| self.engine.is_drained(held.owner))
+    }
+
+    /// The drain of a rebalance: other partitions go on meanwhile.
+    pub(super) fn drain_until(
+        &mut self,
+        consumer: &super::BaseConsumer,
+        owners: &[Ownership],
+        until: Instant,
+    ) {
+        self.begin_drain(owners);
+        loop {
+            let worked = self.step(consumer);
+            let now = Instant::now();
+            if owners.iter().all(|owner| self.engine.is_drained(*owner)) {
+                return;
+            }
+            if now >= until || self.stop.is_some_and(|limit| limit.is_zero()) {
+                for owner in owners
+                    .iter()
+                    .filter(|owner| !self.engine.is_drained(**owner))
+                {
+                    let source = self.source(*owner);
+                    tracing::warn!(
+                        topic = %source.topic,
+                        partition = source.partition,
+                        "handlers did not finish within the drain's time; their records go to the next owner"
+                    );
+                }
+                return;
+            }
+            if !worked {
+                let wake = self.sleep().min(until - now);
+                thread::park_timeout(wake);
+            }
+        }
+    }
+
+    /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
+    pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
+        let mut sent = false;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.engine.commit_in_flight() {
+                self.take_commit_answer(left.min(Duration::from_millis(50)));
+            } else if let Some(commit) = self.engine.final_commit(owners, sent) {
+                self.send_commit(&commit);
+                sent = true;
+            } else {
+                break;
+            }
+            if left.is_zero() {
+                tracing::warn!(
+                    "a last commit was not answered in time; what it carried may be handled again"
+                );
+                break;
+            }
+        }
+        for owner in owners {
+            self.end(*owner);
+        }
+    }
+
+    /// Ends an ownership at once: what is out for it is out for nobody.
+    pub(super) fn end(&mut self, owner: Ownership) {
+        let Some(held) = self.held[owner.slot()].take() else {
+            return;
+        };
+        held.fence.close();
+        self.context.permits.fence_closed();
+        let Some(last) = self.engine.end(owner) else {
+            return;
+        };
+        let Counts {
+            received,
+            handled,
+            skipped,
+            dead_lettered,
+            dropped,
+            retried,
+        } = last.counts;
+        let report = &mut self.report;
+        report.received += received;
+        report.handled += handled;
+        report.skipped += skipped;
+        report.dead_lettered += dead_lettered;
+        report.dropped += dropped;
+        report.retried += retried;
+        report.abandoned += last.running as u64;
+        report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
+        let Source { topic, partition } = &*held.source;
+        report
+            .partitions
+            .retain(|known| known.topic != *topic || known.partition != *partition);
+        report.partitions.push(PartitionReport {
+            topic: Arc::clone(topic),
+            partition: *partition,
+            committed: last.committed,
+            committable: last.committable,
+        });
+    }
+
+    /// Cancels what handlers still do.
+    fn abort_handlers(&mut self) {
+        for task in self.executors.drain(..).chain(self.dead_letters.drain(..)) {
+            task.abort();
+        }
+    }
+
+    // ---- what can be seen ----
+
+    fn status(&self) -> Status {
+        let now = Instant::now();
+        let mut partitions: Vec<_> = self
+            .held
+            .iter()
+            .flatten()
+            .filter_map(|held| {
+                let status = self.engine.status(held.owner)?;
+                let behind = status.committable.zip(held.end);
+                Some(PartitionStatus {
+                    topic: Arc::clone(&held.source.topic),
+                    partition: held.source.partition,
+                    ownership: if status.draining {
+                        OwnershipState::Draining
+                    } else {
+                        OwnershipState::Owned
+                    },
+                    paused: status.paused,
+                    position: status.position,
+                    committed: status.committed,
+                    commit_failures: status.commit_failures,
+                    lag: behind.map(|(committable, (end, at))| Lag {
+                        records: (end - committable).max(0),
+                        age: now.saturating_duration_since(at),
+                    }),
+                    finished_out_of_order: status.held,
+                    running: status.running,
+                    queued: status.queued,
+                    retrying: status.retrying,
+                    dead_lettering: status.dead_lettering,
+                    bytes: status.bytes,
+                    oldest_running: status.oldest_running.map(|running| RunningRecord {
+                        offset: running.offset,
+                        age: running.age,
+                        attempt: running.attempt,
+                    }),
+                })
+            })
+            .collect();
+        partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
+        let stalled = self
+            .publisher
+            .as_ref()
+            .map(|publisher| publisher.stalled())
+            .unwrap_or_default();
+        Status {
+            partitions,
+            bytes: self.engine.bytes(),
+            resident_bytes: self.residency.bytes(),
+            stalled_dead_letters: stalled
+                .into_iter()
+                .map(|stalled| StalledDeadLetters {
+                    topic: stalled.topic,
+                    records: stalled.records,
+                    since: stalled.since.elapsed(),
+                    error: stalled.error,
+                })
+                .collect(),
+            brokers_down: self.brokers_down.map(|since| since.elapsed()),
+        }
+    }
+}
+
+/// Locks what only one thread ever locks; after a panic on it there is nobody left to be protected.
+pub(super) fn lock(pump: &Mutex<Pump>) -> MutexGuard<'_, Pump> {
+    pump.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn filled_wake(thread: &Thread) -> (Wake, Arc<AtomicBool>) {
+    // What a queue already holds wakes nobody: look once.
+    let filled = Arc::new(AtomicBool::new(true));
+    let (thread, flag) = (thread.clone(), Arc::clone(&filled));
+    let wake = Arc::new(move || {
+        flag.store(true, Ordering::Release);
+        thread.unpark();
+    });
+    (wake, filled)
+}
