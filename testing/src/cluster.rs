@@ -1,0 +1,358 @@
+//! A running Kafka cluster: found through the environment or started for one test, its topics,
+//! offsets and failures.
+
+use std::{
+    env,
+    process::{self, Command},
+    sync::Mutex,
+    thread,
+    time::Duration,
+};
+
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, CommitMode, Consumer},
+};
+
+use crate::{eventually, unique};
+
+/// How long a call waits for the brokers before it panics.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/kafka");
+
+/// The cluster that `KAFKA_BROKERS` names, shared with every other test.
+///
+/// `None`, with a line that says so, when there is none: the test is skipped. With
+/// `RELIABLE_CONSUMER_REQUIRE_BROKER=1` (`scripts/test` sets it) that is a failure instead.
+pub fn cluster() -> Option<Cluster> {
+    match env::var("KAFKA_BROKERS") {
+        Ok(brokers) if !brokers.is_empty() => Some(Cluster::new(brokers, None)),
+        _ => skip(
+            "RELIABLE_CONSUMER_REQUIRE_BROKER",
+            "set KAFKA_BROKERS or run scripts/test",
+        ),
+    }
+}
+
+/// A cluster of this test's own, whose brokers it may kill.
+///
+/// Starting one takes seconds and needs Java and Maven, so it is done only where
+/// `RELIABLE_CONSUMER_OWN_CLUSTERS=1` says so (`scripts/test` sets it); else the test is skipped.
+pub fn own_cluster(brokers: usize) -> Option<Cluster> {
+    if is_set("RELIABLE_CONSUMER_OWN_CLUSTERS") {
+        return Some(Cluster::start(brokers));
+    }
+    println!("skipped: set RELIABLE_CONSUMER_OWN_CLUSTERS=1 or run scripts/test");
+    None
+}
+
+fn skip(required: &str, remedy: &str) -> Option<Cluster> {
+    assert!(
+        !is_set(required),
+        "{required}=1 but there is no cluster: {remedy}"
+    );
+    println!("skipped: {remedy}");
+    None
+}
+
+fn is_set(variable: &str) -> bool {
+    env::var(variable).is_ok_and(|value| value == "1")
+}
+
+/// A running cluster. Dropping it stops the brokers if they were started here, and otherwise
+/// deletes the topics that were made through it (unless the test is failing: then they may tell why).
+pub struct Cluster {
+    brokers: String,
+    /// The name under which `scripts/kafka` knows it: only of a cluster of our own.
+    name: Option<String>,
+    admin: AdminClient<DefaultClientContext>,
+    topics: Mutex<Vec<String>>,
+}
+
+/// What a group has committed on one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    pub partition: i32,
+    /// `None` where nothing was committed.
+    pub offset: Option<i64>,
+    pub metadata: String,
+}
+
+impl Cluster {
+    /// Starts one broker, or three with replication factor 3.
+    pub fn start(brokers: usize) -> Self {
+        Self::start_with(brokers, &[])
+    }
+
+    /// As [`Cluster::start`], with broker properties of the test's own.
+    pub fn start_with(brokers: usize, properties: &[(&str, &str)]) -> Self {
+        let name = unique("test");
+        let mut command = Command::new(SCRIPT);
+        // With an owner the brokers end with this process, however it ends.
+        command
+            .args(["start", "--name", &name, "--brokers", &brokers.to_string()])
+            .args(["--owner", &process::id().to_string()]);
+        for (key, value) in properties {
+            command.args(["--set", &format!("{key}={value}")]);
+        }
+        let printed = run(&mut command);
+        let addresses = printed
+            .lines()
+            .last()
+            .and_then(|line| line.strip_prefix("KAFKA_BROKERS="))
+            .unwrap_or_else(|| panic!("scripts/kafka start printed no KAFKA_BROKERS: {printed}"));
+        Self::new(addresses.to_owned(), Some(name))
+    }
+
+    fn new(brokers: String, name: Option<String>) -> Self {
+        let admin = ClientConfig::new()
+            .set("bootstrap.servers", &brokers)
+            .create()
+            .expect("bootstrap.servers is all that an admin client needs");
+        Self {
+            brokers,
+            name,
+            admin,
+            topics: Mutex::default(),
+        }
+    }
+
+    /// `host:port,…`, as `bootstrap.servers` takes it.
+    pub fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
+    /// Makes a topic with a unique name that begins with `prefix`, replicated as the brokers do by
+    /// default, and returns the name once every partition has a leader and all its replicas.
+    ///
+    /// Records older than 7 days are deleted within seconds unless `retention.ms` is set to `-1`.
+    pub fn create_topic(&self, prefix: &str, partitions: i32, configs: &[(&str, &str)]) -> String {
+        let name = unique(prefix);
+        self.create_topic_named(&name, partitions, configs);
+        name
+    }
+
+    /// As [`Cluster::create_topic`], for a name that must be exactly this one.
+    pub fn create_topic_named(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+        for (key, value) in configs {
+            topic = topic.set(key, value);
+        }
+        let made = block_on(self.admin.create_topics([&topic], &patient()));
+        for result in made.unwrap_or_else(|error| panic!("create topic {name}: {error}")) {
+            result.unwrap_or_else(|(topic, code)| panic!("create topic {topic}: {code}"));
+        }
+        self.topics
+            .lock()
+            .expect("nothing panics while it holds the list")
+            .push(name.to_owned());
+        self.wait_in_sync(name);
+    }
+
+    /// Waits until every partition of the topic has a leader and all its replicas are in sync, as
+    /// after [`Cluster::restart`].
+    pub fn wait_in_sync(&self, topic: &str) {
+        eventually(&format!("{topic} to be in sync"), PATIENCE, || {
+            let Ok(metadata) = self.admin.inner().fetch_metadata(Some(topic), PATIENCE) else {
+                return false;
+            };
+            let partitions = metadata.topics()[0].partitions();
+            !partitions.is_empty()
+                && partitions.iter().all(|partition| {
+                    partition.leader() >= 0 && partition.isr().len() == partition.replicas().len()
+                })
+        });
+    }
+
+    pub fn delete_topic(&self, topic: &str) {
+        let deleted = block_on(self.admin.delete_topics(&[topic], &patient()));
+        for result in deleted.unwrap_or_else(|error| panic!("delete topic {topic}: {error}")) {
+            result.unwrap_or_else(|(topic, code)| panic!("delete topic {topic}: {code}"));
+        }
+    }
+
+    /// Deletes the records of one partition below the offset `before`, as retention would.
+    pub fn delete_records(&self, topic: &str, partition: i32, before: i64) {
+        let mut offsets = TopicPartitionList::new();
+        offsets
+            .add_partition_offset(topic, partition, Offset::Offset(before))
+            .expect("an offset is not negative");
+        let deleted = block_on(self.admin.delete_records(&offsets, &patient()))
+            .unwrap_or_else(|error| panic!("delete records of {topic}/{partition}: {error}"));
+        for element in deleted.elements() {
+            element
+                .error()
+                .unwrap_or_else(|error| panic!("delete records of {topic}/{partition}: {error}"));
+        }
+    }
+
+    /// The offset behind the last record, by partition.
+    pub fn end_offsets(&self, topic: &str) -> Vec<i64> {
+        self.partitions(topic)
+            .into_iter()
+            .map(|partition| {
+                let (_start, end) = self
+                    .admin
+                    .inner()
+                    .fetch_watermarks(topic, partition, PATIENCE)
+                    .unwrap_or_else(|error| panic!("end of {topic}/{partition}: {error}"));
+                end
+            })
+            .collect()
+    }
+
+    /// What the group has committed, by partition.
+    pub fn committed(&self, group: &str, topic: &str) -> Vec<Committed> {
+        let mut asked = TopicPartitionList::new();
+        for partition in self.partitions(topic) {
+            asked.add_partition(topic, partition);
+        }
+        let answer = self
+            .group_member(group)
+            .committed_offsets(asked, PATIENCE)
+            .unwrap_or_else(|error| panic!("committed offsets of {group} on {topic}: {error}"));
+        let mut committed: Vec<_> = answer
+            .elements()
+            .iter()
+            .map(|element| Committed {
+                partition: element.partition(),
+                offset: match element.offset() {
+                    Offset::Offset(offset) => Some(offset),
+                    _ => None,
+                },
+                metadata: element.metadata().to_owned(),
+            })
+            .collect();
+        committed.sort_by_key(|committed| committed.partition);
+        committed
+    }
+
+    /// Commits for a group that has no members, as an operator or another tool would.
+    pub fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64, metadata: &str) {
+        let mut offsets = TopicPartitionList::new();
+        offsets
+            .add_partition_offset(topic, partition, Offset::Offset(offset))
+            .expect("an offset is not negative");
+        offsets
+            .find_partition(topic, partition)
+            .expect("it was just added")
+            .set_metadata(metadata);
+        self.group_member(group)
+            .commit(&offsets, CommitMode::Sync)
+            .unwrap_or_else(|error| panic!("commit {topic}/{partition} for {group}: {error}"));
+    }
+
+    /// A consumer that may speak for the group without joining it.
+    fn group_member(&self, group: &str) -> BaseConsumer {
+        self.client_config()
+            .set("group.id", group)
+            .set("enable.auto.commit", "false")
+            .create()
+            .expect("these properties exist")
+    }
+
+    /// Kills brokers of a cluster of the test's own with SIGKILL; they are numbered from 1.
+    pub fn kill(&self, brokers: impl IntoIterator<Item = usize>) {
+        self.signal("kill", brokers);
+    }
+
+    /// Starts brokers again, at the same ports and on the same data, and waits until they answer.
+    /// When most of three are down they come up only together.
+    pub fn restart(&self, brokers: impl IntoIterator<Item = usize>) {
+        self.signal("restart", brokers);
+    }
+
+    fn signal(&self, verb: &str, brokers: impl IntoIterator<Item = usize>) {
+        let name = self
+            .name
+            .as_ref()
+            .unwrap_or_else(|| panic!("cannot {verb} brokers that others use: take own_cluster()"));
+        let brokers = brokers.into_iter().map(|broker| broker.to_string());
+        run(Command::new(SCRIPT)
+            .arg(verb)
+            .args(brokers)
+            .args(["--name", name]));
+    }
+
+    pub(crate) fn client_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        config
+    }
+
+    pub(crate) fn partitions(&self, topic: &str) -> Vec<i32> {
+        let metadata = self
+            .admin
+            .inner()
+            .fetch_metadata(Some(topic), PATIENCE)
+            .unwrap_or_else(|error| panic!("partitions of {topic}: {error}"));
+        let mut partitions: Vec<_> = metadata.topics()[0]
+            .partitions()
+            .iter()
+            .map(|partition| partition.id())
+            .collect();
+        assert!(!partitions.is_empty(), "topic {topic} does not exist");
+        partitions.sort_unstable();
+        partitions
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        match &self.name {
+            Some(name) => {
+                // A failure here would hide the test's own.
+                let _ = Command::new(SCRIPT).args(["stop", "--name", name]).status();
+            }
+            None if thread::panicking() => {}
+            None => {
+                let topics = self
+                    .topics
+                    .get_mut()
+                    .expect("nothing panics while it holds the list");
+                let topics: Vec<_> = topics.iter().map(String::as_str).collect();
+                if !topics.is_empty() {
+                    let _ = block_on(self.admin.delete_topics(&topics, &patient()));
+                }
+            }
+        }
+    }
+}
+
+fn patient() -> AdminOptions {
+    AdminOptions::new()
+        .request_timeout(Some(PATIENCE))
+        .operation_timeout(Some(PATIENCE))
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?} failed ({}):\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// On a thread of its own, since the caller's may already belong to a runtime.
+fn block_on<F: Future<Output: Send> + Send>(future: F) -> F::Output {
+    thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime can be built")
+                    .block_on(future)
+            })
+            .join()
+            .expect("the admin client does not panic")
+    })
+}
