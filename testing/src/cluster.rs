@@ -28,13 +28,15 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/kafka");
 /// `None`, with a line that says so, when there is none: the test is skipped. With
 /// `RELIABLE_CONSUMER_REQUIRE_BROKER=1` (`scripts/test` sets it) that is a failure instead.
 pub fn cluster() -> Option<Cluster> {
-    match env::var("KAFKA_BROKERS") {
-        Ok(brokers) if !brokers.is_empty() => Some(Cluster::new(brokers, None)),
-        _ => skip(
-            "RELIABLE_CONSUMER_REQUIRE_BROKER",
-            "set KAFKA_BROKERS or run scripts/test",
-        ),
+    if let Some(brokers) = env::var("KAFKA_BROKERS").ok().filter(|it| !it.is_empty()) {
+        return Some(Cluster::new(brokers, None));
     }
+    assert!(
+        !is_set("RELIABLE_CONSUMER_REQUIRE_BROKER"),
+        "RELIABLE_CONSUMER_REQUIRE_BROKER=1 but KAFKA_BROKERS is not set: run scripts/test"
+    );
+    println!("skipped: set KAFKA_BROKERS or run scripts/test");
+    None
 }
 
 /// A cluster of this test's own, whose brokers it may kill.
@@ -46,15 +48,6 @@ pub fn own_cluster(brokers: usize) -> Option<Cluster> {
         return Some(Cluster::start(brokers));
     }
     println!("skipped: set RELIABLE_CONSUMER_OWN_CLUSTERS=1 or run scripts/test");
-    None
-}
-
-fn skip(required: &str, remedy: &str) -> Option<Cluster> {
-    assert!(
-        !is_set(required),
-        "{required}=1 but there is no cluster: {remedy}"
-    );
-    println!("skipped: {remedy}");
     None
 }
 

@@ -171,6 +171,8 @@ impl Cluster {
             .set("group.id", "read-all")
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
+            // Its default of a second makes large topics several times slower to read.
+            .set("fetch.queue.backoff.ms", "10")
             .create()
             .expect("these properties exist");
         let mut start = TopicPartitionList::new();
