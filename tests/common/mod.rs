@@ -1,0 +1,121 @@
+//! What the tests against a real broker share.
+
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use reliable_consumer::{
+    Builder, ConsumerHandle, Handler, HandlerResult, Message, Payload, ReliableConsumer, Report,
+    RunError, Text,
+};
+use reliable_consumer_testing::{Cluster, eventually};
+use tokio::task::JoinHandle;
+
+/// Long enough for anything that is going to happen.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A consumer as most tests want it: quick to commit.
+pub fn consumer(cluster: &Cluster, group: &str) -> Builder {
+    ReliableConsumer::builder()
+        .bootstrap_servers(cluster.brokers())
+        .group_id(group)
+        .commit_interval(millis(100))
+        .property("session.timeout.ms", "6000")
+        .property("heartbeat.interval.ms", "500")
+}
+
+/// A consumer at work.
+pub struct Running {
+    pub handle: ConsumerHandle,
+    run: JoinHandle<Result<Report, RunError>>,
+}
+
+impl Running {
+    pub fn start<P: Payload, H: Handler<P>>(builder: Builder, handler: H) -> Self {
+        let consumer = builder.build().unwrap();
+        let handle = consumer.handle();
+        Self {
+            handle,
+            run: tokio::spawn(consumer.run(handler).into_future()),
+        }
+    }
+
+    pub async fn ended(self) -> Result<Report, RunError> {
+        tokio::time::timeout(PATIENCE, self.run)
+            .await
+            .expect("the run ends")
+            .expect("the run does not panic")
+    }
+
+    pub async fn stop(self) -> Report {
+        self.handle.shutdown().unwrap();
+        self.ended().await.unwrap()
+    }
+
+    /// Drops the run's future.
+    pub async fn drop_it(self) {
+        self.run.abort();
+        assert!(self.run.await.unwrap_err().is_cancelled());
+    }
+}
+
+/// Offsets, or anything else, that handlers have noted, in order.
+#[derive(Clone)]
+pub struct Seen<T = i64>(Arc<Mutex<Vec<T>>>);
+
+impl<T> Default for Seen<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Clone> Seen<T> {
+    pub fn note(&self, what: T) {
+        self.0.lock().unwrap().push(what);
+    }
+
+    pub fn all(&self) -> Vec<T> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+impl Seen<i64> {
+    /// A handler that notes offsets and succeeds.
+    pub fn noting(&self) -> impl Handler<Text> + use<> {
+        let seen = self.clone();
+        async move |message: &Message<Text>| -> HandlerResult {
+            seen.note(message.offset());
+            Ok(())
+        }
+    }
+}
+
+pub fn committed(cluster: &Cluster, group: &str, topic: &str) -> Vec<i64> {
+    let committed = cluster.committed(group, topic).into_iter();
+    committed
+        .map(|committed| committed.offset.unwrap_or(-1))
+        .collect()
+}
+
+/// Waits until the group has committed everything in the topic.
+pub fn all_committed(cluster: &Cluster, group: &str, topic: &str) {
+    let ends = cluster.end_offsets(topic);
+    eventually("everything to be committed", PATIENCE, || {
+        committed(cluster, group, topic) == ends
+    });
+}
+
+pub async fn until(what: &str, condition: impl FnMut() -> bool) {
+    tokio::task::block_in_place(|| eventually(what, PATIENCE, condition));
+}
