@@ -13,7 +13,8 @@ use std::{
 
 use clap::{Parser, ValueEnum};
 use reliable_consumer::{
-    ConsumerHandle, DeadLetter, Handler, HandlerResult, Message, Ordering, Record, ReliableConsumer, Retry,
+    ConsumerHandle, DeadLetter, Handler, HandlerResult, Message, Ordering, Record,
+    ReliableConsumer, Retry,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -114,7 +115,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             Order::Partition => Ordering::ByPartition,
             Order::Unordered => Ordering::Unordered,
         })
-        .retry(Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)).max_attempts(3));
+        .retry(
+            Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)).max_attempts(3),
+        );
     if let Some(topic) = options.dlq {
         builder = builder.dead_letter(DeadLetter::topic(topic));
     }
@@ -122,8 +125,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         builder = builder.property(name, value);
     }
     let consumer = builder.build()?;
-    let file = OpenOptions::new().create(true).append(true).open(&options.ledger)?;
-    let ledger = Ledger { file, work_ms: options.work_ms, fail_percent: options.fail_percent };
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&options.ledger)?;
+    let ledger = Ledger {
+        file,
+        work_ms: options.work_ms,
+        fail_percent: options.fail_percent,
+    };
     let handle = consumer.handle();
     tokio::spawn(obey_signals(handle));
     let report = consumer.run(ledger).await?;
@@ -133,13 +143,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// The first signal asks for an orderly end, the second for an immediate one.
 async fn obey_signals(handle: ConsumerHandle) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     for urgent in [false, true] {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        let _ = if urgent { handle.stop_now() } else { handle.shutdown() };
+        let _ = if urgent {
+            handle.stop_now()
+        } else {
+            handle.shutdown()
+        };
     }
     Ok(())
 }

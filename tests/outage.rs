@@ -1,0 +1,112 @@
+//! Real brokers that go away. Each test has a cluster of its own, which it may kill.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
+use reliable_consumer::{HandlerResult, Message, Ordering, Text};
+use reliable_consumer_testing::{Record, own_cluster, unique};
+
+fn numbered(from: usize, count: usize) -> impl Iterator<Item = Record> {
+    (from..from + count).map(|n| Record::value(n.to_string()).key(format!("k{}", n % 50)))
+}
+
+// R8: the only broker is away for 20 s, in the middle of work.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_the_only_broker_is_lived_through_and_nothing_is_lost() {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let (topic, group) = (cluster.create_topic("outage", 4, &[]), unique("group"));
+    cluster.produce(&topic, numbered(0, 20_000));
+    let seen = Seen::<(i32, i64)>::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        tokio::time::sleep(millis(5)).await;
+        noted.note((message.partition(), message.offset()));
+        Ok(())
+    };
+    // The session's default of 45 s outlasts the outage: the partitions stay ours, and so does what was finished.
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .concurrency(16)
+        .property("session.timeout.ms", "45000");
+    let run = Running::start(builder, handler);
+    until("some work", || seen.len() > 2_000).await;
+    tokio::task::block_in_place(|| cluster.kill([1]));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let status = run.handle.status().await.unwrap();
+    assert!(
+        status
+            .brokers_down
+            .is_some_and(|down| down >= Duration::from_secs(10)),
+        "{status:?}"
+    );
+    tokio::task::block_in_place(|| cluster.restart([1]));
+    cluster.produce(&topic, numbered(20_000, 1_000));
+    let began = Instant::now();
+    let mut waited = Duration::ZERO;
+    while committed(&cluster, &group, &topic) != cluster.end_offsets(&topic) {
+        waited = began.elapsed();
+        assert!(
+            waited < 2 * PATIENCE,
+            "not committed {waited:?} after the broker came back"
+        );
+        tokio::time::sleep(millis(100)).await;
+    }
+    let status = run.handle.status().await.unwrap();
+    assert_eq!(status.brokers_down, None);
+    let report = run.stop().await;
+    let mut places = seen.all();
+    let calls = places.len();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 21_000, "nothing is lost");
+    assert_eq!(calls, 21_000, "nothing is handled twice");
+    println!("caught up {waited:?} after the restart; {report:?}",);
+}
+
+// R10b
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_without_brokers_ends_in_its_time_and_tells_what_was_not_committed() {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let (topic, group) = (cluster.create_topic("away", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(0, 500));
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        if message.offset() >= 100 {
+            tokio::time::sleep(millis(20)).await;
+        }
+        noted.note(message.offset());
+        Ok(())
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::ByPartition);
+    let run = Running::start(builder, handler);
+    until("some work", || seen.len() > 110).await;
+    tokio::task::block_in_place(|| cluster.kill([1]));
+    let before = seen.len();
+    until("some more work", || seen.len() > before + 20).await;
+    let began = Instant::now();
+    run.handle.shutdown_within(Duration::from_secs(4)).unwrap();
+    let report = run.ended().await.unwrap();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    let partition = &report.partitions[0];
+    assert!(partition.committable > partition.committed, "{report:?}");
+    tokio::task::block_in_place(|| cluster.restart([1]));
+    let next = Seen::default();
+    let run = Running::start(consumer(&cluster, &group).topic(&topic), next.noting());
+    all_committed(&cluster, &group, &topic);
+    run.stop().await;
+    assert_eq!(
+        next.all().first().copied(),
+        partition.committed,
+        "it goes on where the report said"
+    );
+}
