@@ -36,6 +36,8 @@ use crate::backoff::Retry;
 const BATCH: usize = 256;
 /// Records taken from a partition in one read, so that none keeps the pump for long.
 const READ: usize = 256;
+/// Bytes that one read may always bring.
+const LEAST_READ: usize = 64 << 10;
 
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -261,17 +263,20 @@ impl<R, C> Engine<R, C> {
         if partition.state != State::Running || partition.paused {
             return 0;
         }
-        let window = partition.window.room().min(READ);
+        // One handler that takes its time keeps the whole read of its record in memory: with all handlers slow, at most
+        // half of the budget is kept so.
+        let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
+        let size = partition.typical_size();
+        let most = partition
+            .window
+            .room()
+            .min(READ)
+            .min((max_read / size).max(1));
         if self.bytes == 0 {
             // Something always passes, be it larger than the whole budget.
-            return window.min(
-                self.config
-                    .max_bytes
-                    .div_ceil(partition.typical_size())
-                    .max(1),
-            );
+            return most.min((self.config.max_bytes / size).max(1));
         }
-        window.min(self.config.max_bytes.saturating_sub(self.bytes) / partition.typical_size())
+        most.min(self.config.max_bytes.saturating_sub(self.bytes) / size)
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.

@@ -15,6 +15,9 @@ use crate::{
     record::{ChunkBuilder, Timestamp, TimestampKind},
 };
 
+/// Bytes set aside for a chunk before its records are seen; larger ones grow.
+const RESERVE: usize = 64 << 10;
+
 impl Pump {
     /// Reads from every partition that has something and may be read. `all`: look at all of them, since wake-ups have
     /// been lost before.
@@ -34,7 +37,10 @@ impl Pump {
             return false;
         }
         let room = self.engine.room(held.owner);
-        if room == 0 {
+        // Unfinished records keep their finished neighbours in memory: what is really held is bounded as well.
+        let crowded =
+            self.engine.bytes() > 0 && self.residency.bytes() > 2 * self.settings.engine.max_bytes;
+        if room == 0 || crowded {
             return false;
         }
         // Cleared before the look: what comes after it sets the flag again.
@@ -49,7 +55,8 @@ impl Pump {
                 return;
             }
             if builder.len() == 0 {
-                builder.reserve(room, room * message.value().map_or(0, <[u8]>::len));
+                let expected = room * message.value().map_or(0, <[u8]>::len);
+                builder.reserve(room, expected.min(RESERVE));
             }
             let timestamp = message.timestamp().map(|(millis, appended)| {
                 let kind = if appended {

@@ -23,6 +23,7 @@ use super::{
     client::Shell,
     errors::{advice, commit_result, is_terminal},
     ffi::{CommitEntry, Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
+    log::Throttle,
 };
 use crate::{
     consumer::{
@@ -40,8 +41,12 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 const REPORTS: usize = 1024;
 /// Events of the main queue served in one round.
 const EVENTS: usize = 16;
-/// How often watermarks are noted and every queue is looked at.
+/// How often watermarks are noted.
 const TICK: Duration = Duration::from_secs(1);
+/// How often every queue is looked at, woken or not.
+const LOOK: Duration = LONGEST_SLEEP;
+/// Without an error for this long, brokers that were down are up: librdkafka tries again at least every ten seconds.
+const CALM: Duration = Duration::from_secs(15);
 /// Of a shutdown's time, what is kept for the last commit and for leaving the group.
 const RESERVE: Duration = Duration::from_secs(3);
 /// Granted to the last commit and to leaving when the consumer is told to stop at once.
@@ -302,6 +307,12 @@ pub(super) struct Held {
     pub(super) end: Option<(i64, Instant)>,
 }
 
+/// No broker can be reached.
+struct Outage {
+    since: Instant,
+    last_error: Instant,
+}
+
 /// What the pump's thread works on. Only that thread locks it, in a round or in a rebalance callback.
 pub(crate) struct Pump {
     pub(super) settings: Arc<Settings>,
@@ -324,7 +335,9 @@ pub(crate) struct Pump {
     publisher: Option<Arc<Publisher>>,
     dead_letters: Vec<JoinHandle<()>>,
     last_tick: Instant,
-    brokers_down: Option<Instant>,
+    last_look: Instant,
+    outage: Option<Outage>,
+    unknown_topic: Throttle,
     /// Set when the run is to end: the time that remains for it, zero for none.
     stop: Option<Duration>,
     failure: Option<(RunErrorKind, String)>,
@@ -389,7 +402,9 @@ impl Pump {
             publisher,
             dead_letters: Vec::new(),
             last_tick: now,
-            brokers_down: None,
+            last_look: now,
+            outage: None,
+            unknown_topic: Throttle::default(),
             stop: None,
             failure: None,
             report: RunReport::default(),
@@ -403,12 +418,15 @@ impl Pump {
         self.engine.advance(now);
         let mut worked = self.take_reports();
         self.take_controls();
-        let tick = now.duration_since(self.last_tick) >= TICK;
-        if tick {
+        if now.duration_since(self.last_tick) >= TICK {
             self.last_tick = now;
             self.tick(consumer, now);
         }
-        worked |= self.read(tick);
+        let look = now.duration_since(self.last_look) >= LOOK;
+        if look {
+            self.last_look = now;
+        }
+        worked |= self.read(look);
         worked |= self.hand_over();
         worked |= self.give_up();
         worked |= self.commit();
@@ -460,10 +478,37 @@ impl Pump {
             );
             return self.fail(kind, format!("{place}: {code}: {}", advice(code)));
         }
-        if code == Code::AllBrokersDown {
-            self.brokers_down.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        match code {
+            Code::AllBrokersDown => {
+                let outage = self.outage.get_or_insert(Outage {
+                    since: now,
+                    last_error: now,
+                });
+                outage.last_error = now;
+            }
+            Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut => {
+                if let Some(outage) = &mut self.outage {
+                    outage.last_error = now;
+                }
+            }
+            Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+                if self.unknown_topic.admit(now).is_some() {
+                    tracing::warn!(
+                        group = %self.settings.group,
+                        subscription = ?self.settings.subscription,
+                        "a topic of the subscription does not exist: it is taken up when it is created"
+                    );
+                }
+            }
+            _ => {}
         }
         tracing::debug!(error = %code, "the client met an error and goes on");
+    }
+
+    /// A broker has answered.
+    pub(super) fn brokers_answer(&mut self) {
+        self.outage = None;
     }
 
     // ---- reports and controls ----
@@ -567,6 +612,8 @@ impl Pump {
             }
         }
         self.dead_letters.retain(|task| !task.is_finished());
+        self.outage
+            .take_if(|outage| now.duration_since(outage.last_error) >= CALM);
         if self.engine.has_fatal_commit() {
             let message = format!(
                 "group `{}`: a commit was refused for good: see the log for the broker's answer",
@@ -732,7 +779,7 @@ impl Pump {
         self.engine
             .commit_answered(&results, commit_result(answer.error));
         if answer.error.is_none() {
-            self.brokers_down = None;
+            self.brokers_answer();
         }
         true
     }
@@ -744,7 +791,6 @@ impl Pump {
     }
 
     pub(super) fn begin_drain(&mut self, owners: &[Ownership]) {
-        self.engine.hold_commits(true);
         for owner in owners {
             if let Some(held) = &self.held[owner.slot()] {
                 held.fence.close();
@@ -779,6 +825,8 @@ impl Pump {
         owners: &[Ownership],
         until: Instant,
     ) {
+        // Between the group's question and our answer only the last commit of these partitions is sent.
+        self.engine.hold_commits(true);
         self.begin_drain(owners);
         loop {
             let worked = self.step(consumer);
@@ -938,7 +986,7 @@ impl Pump {
                     error: stalled.error,
                 })
                 .collect(),
-            brokers_down: self.brokers_down.map(|since| since.elapsed()),
+            brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
         }
     }
 }
