@@ -576,6 +576,16 @@ pub(crate) fn produce<C: ProducerContext>(
     }
 }
 
+/// Makes the producer believe that it met a fatal error.
+#[cfg(test)]
+pub(super) fn raise_fatal_error<C: ProducerContext>(producer: &BaseProducer<C>) {
+    let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+    // SAFETY: the borrowed producer keeps its client alive, and the reason is a C string.
+    unsafe {
+        sys::rd_kafka_test_fatal_error(producer.client().native_ptr(), code, c"a test".as_ptr())
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
