@@ -5,9 +5,9 @@ mod client;
 mod errors;
 mod ffi;
 mod intake;
-mod log;
+pub(crate) mod log;
 pub(crate) mod producer;
-mod properties;
+pub(crate) mod properties;
 mod pump;
 
 pub use self::{

@@ -1,0 +1,367 @@
+//! What a dead letter tells about its record.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{ErrorMessage, Failure};
+use crate::header_names as names;
+use crate::message::Message;
+use crate::origin::Origin;
+use crate::record::Record;
+
+/// Name and value, null or not, byte for byte.
+pub(super) type HeaderPair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
+
+/// Enough for a message and its causes, too little to push a record over its topic's limit.
+const LONGEST_MESSAGE: usize = 1_024;
+
+/// All names that a dead letter sets, whether it does so this time or not: those of an earlier trip tell nothing of
+/// this one, and would add up.
+const OURS: [&str; 11] = [
+    names::RETRY_COUNT,
+    names::ORIGINAL_TOPIC,
+    names::ORIGINAL_PARTITION,
+    names::ORIGINAL_OFFSET,
+    names::ORIGINAL_TIMESTAMP,
+    names::MESSAGE_ID,
+    names::CONSUMER_GROUP,
+    names::ATTEMPTS,
+    names::ERROR_KIND,
+    names::ERROR_MESSAGE,
+    names::FAILED_AT,
+];
+
+/// How much is told, from all to what the next trip cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Detail {
+    Full,
+    NoMessage,
+    OriginOnly,
+}
+
+impl Detail {
+    pub(super) fn less(self) -> Option<Detail> {
+        match self {
+            Self::Full => Some(Self::NoMessage),
+            Self::NoMessage => Some(Self::OriginOnly),
+            Self::OriginOnly => None,
+        }
+    }
+}
+
+/// The record's own headers as they are and in their order, then ours in place of any it has of the same name.
+pub(super) fn dead_letter_headers<'a>(
+    record: &'a Record,
+    failure: &Failure,
+    group: &'a str,
+    policy: &ErrorMessage,
+    detail: Detail,
+) -> Vec<HeaderPair<'a>> {
+    let own = record.headers();
+    let kept = own.iter().filter(|header| {
+        !OURS
+            .iter()
+            .any(|name| name.as_bytes() == header.name_bytes())
+    });
+    let mut headers: Vec<HeaderPair<'a>> = kept
+        .map(|header| (header.name_bytes().into(), header.value().map(Cow::from)))
+        .collect();
+    let mut set = |name: &'static str, value: Cow<'a, str>| {
+        let value = match value {
+            Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+            Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+        };
+        headers.push((name.as_bytes().into(), Some(value)));
+    };
+
+    let message = Message::new(record.clone(), failure.attempts, ());
+    let origin = Origin::of(record);
+    // Other negative ones are nonsense that a producer wrote, and would make the origin malformed.
+    let timestamp = origin.timestamp_millis().max(Origin::NO_TIMESTAMP);
+    set(names::RETRY_COUNT, message.retry_count().to_string().into());
+    set(
+        names::ORIGINAL_PARTITION,
+        origin.partition.to_string().into(),
+    );
+    set(names::ORIGINAL_OFFSET, origin.offset.to_string().into());
+    set(names::ORIGINAL_TIMESTAMP, timestamp.to_string().into());
+    set(names::ORIGINAL_TOPIC, origin.topic);
+    set(names::MESSAGE_ID, message.message_id().into());
+    if detail < Detail::OriginOnly {
+        set(names::CONSUMER_GROUP, group.into());
+        set(names::ATTEMPTS, failure.attempts.to_string().into());
+        set(names::ERROR_KIND, failure.kind.as_str().into());
+        set(names::FAILED_AT, failure.failed_at_ms.to_string().into());
+    }
+    if detail < Detail::NoMessage
+        && let Some(text) = policy.apply(&failure.message)
+    {
+        set(names::ERROR_MESSAGE, text.into());
+    }
+    headers
+}
+
+impl ErrorMessage {
+    fn apply(&self, message: &str) -> Option<String> {
+        match self {
+            Self::Keep => Some(cut(message).to_owned()),
+            Self::Off => None,
+            // What was to be hidden must not come out because hiding it failed.
+            Self::Redacted(redact) => catch_unwind(AssertUnwindSafe(|| redact(message)))
+                .ok()
+                .map(|text| cut(&text).to_owned()),
+        }
+    }
+}
+
+/// At most [`LONGEST_MESSAGE`] bytes, no character cut in two.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(LONGEST_MESSAGE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::FailureKind;
+    use super::*;
+    use crate::record::{ChunkBuilder, Source, Timestamp, TimestampKind};
+
+    type Owned = (Vec<u8>, Option<Vec<u8>>);
+
+    struct Place(&'static str, i32, i64, Option<i64>);
+
+    const SOURCE: Place = Place("orders", 3, 42, Some(1_700_000_000_000));
+    const REDRIVEN: Place = Place("orders", 1, 99, Some(1_800_000_000_000));
+
+    fn record(Place(topic, partition, offset, millis): Place, headers: &[Owned]) -> Record {
+        let mut chunk = ChunkBuilder::new(
+            Arc::new(Source {
+                topic: topic.into(),
+                partition,
+            }),
+            None,
+        );
+        let timestamp = millis.map(|millis| Timestamp::new(millis, TimestampKind::Create));
+        chunk.push(offset, timestamp, None, None, None);
+        for (name, value) in headers {
+            chunk.header(name, value.as_deref());
+        }
+        chunk.finish().record(0)
+    }
+
+    fn failure(message: &str) -> Failure {
+        let failed_at_ms = 1_750_000_000_000;
+        Failure {
+            kind: FailureKind::AttemptsExhausted,
+            message: message.into(),
+            attempts: 5,
+            failed_at_ms,
+        }
+    }
+
+    fn letter_with(
+        record: &Record,
+        message: &str,
+        policy: &ErrorMessage,
+        detail: Detail,
+    ) -> Vec<Owned> {
+        dead_letter_headers(record, &failure(message), "shipping", policy, detail)
+            .into_iter()
+            .map(|(name, value)| (name.into_owned(), value.map(Cow::into_owned)))
+            .collect()
+    }
+
+    fn letter(record: &Record, message: &str) -> Vec<Owned> {
+        letter_with(record, message, &ErrorMessage::Keep, Detail::Full)
+    }
+
+    fn pairs(headers: &[(&str, &str)]) -> Vec<Owned> {
+        headers
+            .iter()
+            .map(|(name, value)| (name.as_bytes().to_vec(), Some(value.as_bytes().to_vec())))
+            .collect()
+    }
+
+    fn value<'a>(headers: &'a [Owned], name: &str) -> Option<&'a str> {
+        let mut found = headers.iter().filter(|(own, _)| own == name.as_bytes());
+        let (_, value) = found.next()?;
+        assert!(found.next().is_none(), "{name} is there once");
+        Some(str::from_utf8(value.as_ref().unwrap()).unwrap())
+    }
+
+    fn is_ours(name: &[u8]) -> bool {
+        OURS.iter().any(|ours| ours.as_bytes() == name)
+    }
+
+    #[test]
+    fn a_first_dead_letter_tells_where_the_record_was_and_why_it_failed() {
+        let headers = letter(&record(SOURCE, &[]), "no such customer");
+        for (name, expected) in [
+            ("retryCount", "0"),
+            ("originalTopic", "orders"),
+            ("originalPartition", "3"),
+            ("originalOffset", "42"),
+            ("originalTimestamp", "1700000000000"),
+            ("messageId", "orders/3/42/1700000000000"),
+            ("consumerGroup", "shipping"),
+            ("attempts", "5"),
+            ("errorKind", "attempts-exhausted"),
+            ("errorMessage", "no such customer"),
+            ("failedAt", "1750000000000"),
+        ] {
+            assert_eq!(value(&headers, name), Some(expected), "{name}");
+        }
+        assert_eq!(headers.len(), OURS.len());
+    }
+
+    // D3
+    #[test]
+    fn ten_trips_keep_the_first_origin_and_the_last_error_and_do_not_grow() {
+        let own = pairs(&[("trace", "a"), ("trace", "b")]);
+        let mut headers = letter(&record(SOURCE, &own), "error 0");
+        let size = headers.len();
+        for trip in 1..10 {
+            let count = headers
+                .iter_mut()
+                .find(|(name, _)| name == b"retryCount")
+                .unwrap();
+            count.1 = Some(trip.to_string().into_bytes());
+            headers = letter(&record(REDRIVEN, &headers), &format!("error {trip}"));
+            assert_eq!(headers.len(), size);
+            assert_eq!(headers[..2], own);
+            assert_eq!(value(&headers, "retryCount"), Some(&*trip.to_string()));
+            assert_eq!(value(&headers, "originalOffset"), Some("42"));
+            assert_eq!(value(&headers, "originalTimestamp"), Some("1700000000000"));
+            assert_eq!(
+                value(&headers, "messageId"),
+                Some("orders/3/42/1700000000000")
+            );
+            assert_eq!(
+                value(&headers, "errorMessage"),
+                Some(&*format!("error {trip}"))
+            );
+        }
+    }
+
+    #[test]
+    fn a_record_without_a_sound_timestamp_keeps_its_origin_on_the_next_trip() {
+        for millis in [None, Some(-5)] {
+            let first = letter(&record(Place("orders", 3, 42, millis), &[]), "");
+            let second = letter(&record(REDRIVEN, &first), "");
+            assert_eq!(value(&second, "originalTimestamp"), Some("-1"));
+            assert_eq!(value(&second, "originalOffset"), Some("42"));
+            assert_eq!(value(&second, "messageId"), value(&first, "messageId"));
+        }
+    }
+
+    #[test]
+    fn half_an_origin_is_none() {
+        let headers = pairs(&[
+            ("originalTopic", "payments"),
+            ("originalPartition", "1"),
+            ("originalOffset", "x"),
+        ]);
+        let letter = letter(&record(SOURCE, &headers), "");
+        assert_eq!(value(&letter, "originalTopic"), Some("orders"));
+        assert_eq!(value(&letter, "originalPartition"), Some("3"));
+        assert_eq!(value(&letter, "originalOffset"), Some("42"));
+    }
+
+    // D10, for what is carried on
+    #[test]
+    fn a_malformed_retry_count_starts_anew_and_a_huge_one_is_clamped() {
+        let huge = u32::MAX.to_string();
+        for (before, after) in [
+            ("7", "7"),
+            ("abc", "0"),
+            ("-1", "0"),
+            ("", "0"),
+            ("99999999999999999999", &*huge),
+        ] {
+            let letter = letter(&record(SOURCE, &pairs(&[("retryCount", before)])), "");
+            assert_eq!(value(&letter, "retryCount"), Some(after), "{before}");
+        }
+    }
+
+    #[test]
+    fn a_long_message_is_cut_at_one_kib_between_two_characters() {
+        let text = format!("{}{}", "x".repeat(1_023), "ü".repeat(10));
+        assert_eq!(
+            value(&letter(&record(SOURCE, &[]), &text), "errorMessage"),
+            Some(&*"x".repeat(1_023))
+        );
+        let text = format!("{}{}", "x".repeat(1_022), "ü".repeat(10));
+        assert_eq!(
+            value(&letter(&record(SOURCE, &[]), &text), "errorMessage").map(str::len),
+            Some(1_024)
+        );
+    }
+
+    #[test]
+    fn the_message_can_be_redacted_or_left_out_and_an_earlier_one_does_not_stay() {
+        let earlier = record(SOURCE, &letter(&record(SOURCE, &[]), "card 4111"));
+        let apply =
+            |policy: &ErrorMessage| letter_with(&earlier, "card 4111", policy, Detail::Full);
+        let hide = ErrorMessage::Redacted(Arc::new(|text| text.replace("4111", "****")));
+        assert_eq!(value(&apply(&hide), "errorMessage"), Some("card ****"));
+        assert_eq!(value(&apply(&ErrorMessage::Off), "errorMessage"), None);
+        let broken = ErrorMessage::Redacted(Arc::new(|_| panic!("a redaction fails")));
+        assert_eq!(value(&apply(&broken), "errorMessage"), None);
+    }
+
+    // D6
+    #[test]
+    fn less_detail_drops_diagnostics_but_never_what_a_redrive_needs() {
+        let record = record(SOURCE, &pairs(&[("errorMessage", "earlier")]));
+        let less = letter_with(&record, "why", &ErrorMessage::Keep, Detail::NoMessage);
+        assert_eq!(
+            (value(&less, "errorMessage"), value(&less, "errorKind")),
+            (None, Some("attempts-exhausted"))
+        );
+        let least = letter_with(&record, "why", &ErrorMessage::Keep, Detail::OriginOnly);
+        assert_eq!(value(&least, "errorKind"), None);
+        assert_eq!(value(&least, "originalOffset"), Some("42"));
+        assert_eq!(
+            value(&least, "messageId"),
+            Some("orders/3/42/1700000000000")
+        );
+    }
+
+    fn hostile_headers() -> impl Strategy<Value = Vec<Owned>> {
+        let ours = proptest::sample::select(&OURS[..]).prop_map(|name| name.as_bytes().to_vec());
+        let any = proptest::collection::vec(any::<u8>(), 0..40);
+        let name = prop_oneof![3 => any.clone(), 2 => ours];
+        let text = "[0-9]{0,25}|-1|[a-z.]{1,9}".prop_map(String::into_bytes);
+        let value = proptest::option::of(prop_oneof![any, text]);
+        proptest::collection::vec((name, value), 0..30)
+    }
+
+    proptest! {
+        // D4
+        #[test]
+        fn hostile_headers_survive_byte_for_byte_and_a_second_trip_changes_nothing(headers in hostile_headers()) {
+            let first = letter(&record(SOURCE, &headers), "why");
+            let foreign: Vec<_> = headers.iter().filter(|(name, _)| !is_ours(name)).cloned().collect();
+            prop_assert_eq!(&first[..foreign.len()], &foreign[..]);
+            prop_assert_eq!(first.len(), foreign.len() + OURS.len());
+            for name in OURS {
+                prop_assert!(value(&first, name).is_some());
+            }
+            prop_assert_eq!(letter(&record(REDRIVEN, &first), "why"), first);
+        }
+
+        #[test]
+        fn a_cut_message_is_a_prefix_within_the_limit(text in "\\PC{0,600}") {
+            let cut = cut(&text);
+            prop_assert!(text.starts_with(cut) && cut.len() <= LONGEST_MESSAGE);
+            prop_assert!(cut.len() == text.len() || cut.len() > LONGEST_MESSAGE - 4);
+        }
+    }
+}

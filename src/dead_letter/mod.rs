@@ -1,0 +1,131 @@
+//! Records that could not be handled: where they go, and what is noted on them.
+
+mod headers;
+mod publisher;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::kafka::properties::Properties;
+
+pub(crate) use publisher::{Position, Publisher, Stalled};
+
+/// Where records go that failed for good, and what their dead letters tell.
+///
+/// A dead letter has the record's key, value and headers byte for byte, the time at which it was written, and the
+/// headers of [`header_names`](crate::header_names). It goes to the partition that Java's default partitioner would
+/// choose for its key, whatever partition the record came from. The record counts as finished when all in-sync replicas
+/// have the dead letter (`acks=all`, `enable.idempotence=true`). While the topic cannot be written, sending is tried
+/// again for ever, 100 ms to 10 s apart: the record stays unfinished, its offset uncommitted, and the log and the
+/// consumer's status say why.
+///
+/// The topic must exist, or the brokers must create topics on demand.
+///
+/// ```
+/// use std::sync::Arc;
+/// use reliable_consumer::{DeadLetter, ErrorMessage};
+///
+/// let dead_letters = DeadLetter::topic("sign-ups.dlq")
+///     .error_message(ErrorMessage::Redacted(Arc::new(|text| text.replace("@", "(at)"))))
+///     .property("compression.type", "zstd");
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeadLetter {
+    pub(crate) topic: String,
+    pub(crate) error_message: ErrorMessage,
+    pub(crate) properties: Properties,
+}
+
+impl DeadLetter {
+    /// Dead letters go to this topic. It must not be one of those consumed.
+    pub fn topic(name: impl Into<String>) -> Self {
+        DeadLetter {
+            topic: name.into(),
+            error_message: ErrorMessage::default(),
+            properties: Properties::default(),
+        }
+    }
+
+    /// What becomes of the error's message, the header `errorMessage`. [`ErrorMessage::Keep`] by default: whoever reads
+    /// a dead letter wants to know why; but messages can quote what a record contains.
+    pub fn error_message(mut self, error_message: ErrorMessage) -> Self {
+        self.error_message = error_message;
+        self
+    }
+
+    /// Sets a librdkafka property of the producer that sends dead letters. Connection and security are the consumer's
+    /// unless set here. `acks`, `enable.idempotence` and `transactional.id` are refused when the consumer is built.
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.properties.set(name, value);
+        self
+    }
+}
+
+/// What becomes of the message of the error that a dead letter was written for.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum ErrorMessage {
+    /// It is noted, cut at 1 KiB.
+    #[default]
+    Keep,
+    /// It is left out.
+    Off,
+    /// What the function makes of it is noted, cut at 1 KiB. If the function panics, it is left out.
+    Redacted(Arc<dyn Fn(&str) -> String + Send + Sync>),
+}
+
+impl fmt::Debug for ErrorMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Keep => "Keep",
+            Self::Off => "Off",
+            Self::Redacted(_) => "Redacted(..)",
+        })
+    }
+}
+
+/// Why a record was given up: the header `errorKind` of its dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The handler or the classifier said that trying again is of no use.
+    Permanent,
+    /// The last attempt that the retry policy allows has failed.
+    AttemptsExhausted,
+    /// The last attempt took longer than the handler timeout.
+    Timeout,
+    /// The last attempt panicked.
+    Panic,
+    /// The payload could not be decoded; the handler never saw it.
+    Undecodable,
+}
+
+impl FailureKind {
+    /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic` or `undecodable`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Permanent => "permanent",
+            Self::AttemptsExhausted => "attempts-exhausted",
+            Self::Timeout => "timeout",
+            Self::Panic => "panic",
+            Self::Undecodable => "undecodable",
+        }
+    }
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why and when a record was given up.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: FailureKind,
+    pub(crate) message: String,
+    /// Handler calls on this trip; 0 if it was never called.
+    pub(crate) attempts: u32,
+    /// Unix milliseconds.
+    pub(crate) failed_at_ms: i64,
+}

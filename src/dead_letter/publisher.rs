@@ -1,0 +1,483 @@
+//! Sends dead letters, each until the broker has it.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::headers::{Detail, dead_letter_headers};
+use super::{ErrorMessage, Failure};
+use crate::kafka::log::Throttle;
+use crate::kafka::producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader};
+use crate::record::Record;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A dead letter that is this late is shown as stalled although nothing has failed yet.
+const LATE: Duration = Duration::from_secs(5);
+
+/// Where a dead letter stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+}
+
+/// A dead-letter topic that does not take what is sent to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stalled {
+    pub(crate) topic: String,
+    /// How many records wait for it.
+    pub(crate) records: usize,
+    /// When the first of them found it so.
+    pub(crate) since: SystemTime,
+    pub(crate) last_error: String,
+}
+
+pub(crate) struct Publisher {
+    producer: Arc<AckedProducer>,
+    group: String,
+    error_message: ErrorMessage,
+    stalls: Mutex<HashMap<String, Stall>>,
+}
+
+/// A topic keeps its entry when it has recovered: one that comes and goes may not flood the log either.
+#[derive(Default)]
+struct Stall {
+    now: Option<Stalled>,
+    log: Throttle,
+}
+
+impl Publisher {
+    pub(crate) fn new(
+        producer: Arc<AckedProducer>,
+        group: impl Into<String>,
+        error_message: ErrorMessage,
+    ) -> Self {
+        Publisher {
+            producer,
+            group: group.into(),
+            error_message,
+            stalls: Mutex::default(),
+        }
+    }
+
+    /// The topics that dead letters wait for now.
+    pub(crate) fn stalled(&self) -> Vec<Stalled> {
+        self.stalls()
+            .values()
+            .filter_map(|stall| stall.now.clone())
+            .collect()
+    }
+
+    /// Ends when the broker has acknowledged the record's dead letter, however long that takes. Dropping the future
+    /// gives up waiting: the dead letter may then exist or not.
+    pub(crate) async fn publish(
+        &self,
+        topic: &str,
+        record: &Record,
+        failure: &Failure,
+    ) -> Position {
+        let mut pause = FIRST_PAUSE;
+        let mut detail = Detail::Full;
+        let mut waiting = Waiting {
+            publisher: self,
+            topic,
+            stalled: false,
+        };
+        loop {
+            match waiting
+                .watch(record, self.send(topic, record, failure, detail))
+                .await
+            {
+                Ok((partition, offset)) => return Position { partition, offset },
+                Err(error) => {
+                    if error.kind() == ProduceErrorKind::TooLarge
+                        && let Some(less) = detail.less()
+                    {
+                        detail = less;
+                        continue;
+                    }
+                    waiting.stall(record, &error.to_string());
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn send(
+        &self,
+        topic: &str,
+        record: &Record,
+        failure: &Failure,
+        detail: Detail,
+    ) -> Result<(i32, i64), ProduceError> {
+        let headers =
+            dead_letter_headers(record, failure, &self.group, &self.error_message, detail);
+        let headers: Vec<RawHeader<'_>> = headers
+            .iter()
+            .map(|(name, value)| (&**name, value.as_deref()))
+            .collect();
+        let letter = Outgoing {
+            topic,
+            // The topic may have fewer partitions than the record's.
+            partition: None,
+            key: record.key(),
+            value: record.value(),
+            // Now: by its own time, an old record would be past the topic's retention when it arrives.
+            timestamp: None,
+            headers: &headers,
+        };
+        self.producer.send(letter).await
+    }
+
+    fn stalls(&self) -> MutexGuard<'_, HashMap<String, Stall>> {
+        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One record that waits for its dead letter's topic; counted as stalled from its first failure until it is dropped.
+struct Waiting<'a> {
+    publisher: &'a Publisher,
+    topic: &'a str,
+    stalled: bool,
+}
+
+impl Waiting<'_> {
+    /// A send that hangs on absent brokers fails only after a minute. It is shown before.
+    async fn watch<T>(&mut self, record: &Record, send: impl Future<Output = T>) -> T {
+        let mut send = pin!(send);
+        loop {
+            match tokio::time::timeout(LATE, &mut send).await {
+                Ok(outcome) => return outcome,
+                Err(_) => self.stall(
+                    record,
+                    "no acknowledgement yet; check that the brokers are reachable",
+                ),
+            }
+        }
+    }
+
+    fn stall(&mut self, record: &Record, error: &str) {
+        let mut stalls = self.publisher.stalls();
+        let stall = stalls.entry(self.topic.to_owned()).or_default();
+        let now = stall.now.get_or_insert_with(|| Stalled {
+            topic: self.topic.to_owned(),
+            records: 0,
+            since: SystemTime::now(),
+            last_error: String::new(),
+        });
+        now.records += usize::from(!self.stalled);
+        self.stalled = true;
+        error.clone_into(&mut now.last_error);
+        if let Some(held_back) = stall.log.admit(Instant::now()) {
+            tracing::error!(
+                topic = record.topic(),
+                partition = record.partition(),
+                offset = record.offset(),
+                dead_letter_topic = self.topic,
+                error,
+                waiting = now.records,
+                held_back,
+                "a dead letter cannot be written; its record stays unfinished and is tried again",
+            );
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.stalled {
+            return;
+        }
+        if let Some(stall) = self.publisher.stalls().get_mut(self.topic)
+            && let Some(now) = &mut stall.now
+        {
+            now.records -= 1;
+            if now.records == 0 {
+                stall.now = None;
+                tracing::info!(
+                    dead_letter_topic = self.topic,
+                    "no dead letter waits any more"
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::consumer::{BaseConsumer, Consumer as _};
+    use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::DefaultProducerContext;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+    use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+    use super::super::FailureKind;
+    use super::*;
+    use crate::kafka::properties::{Properties, producer_config};
+    use crate::record::{ChunkBuilder, Source, Timestamp, TimestampKind};
+
+    const LETTERS: &str = "orders.dlq";
+
+    struct World {
+        cluster: MockCluster<'static, DefaultProducerContext>,
+        publisher: Arc<Publisher>,
+    }
+
+    impl World {
+        fn new(own: &[(&str, &str)]) -> World {
+            let cluster = MockCluster::new(1).unwrap();
+            cluster.create_topic(LETTERS, 1, 1).unwrap();
+            let mut consumer = Properties::default();
+            consumer.set("bootstrap.servers", cluster.bootstrap_servers());
+            consumer.set("reconnect.backoff.max.ms", "200");
+            let mut properties = Properties::default();
+            for (name, value) in own {
+                properties.set(*name, *value);
+            }
+            let config = producer_config(&consumer, &properties).unwrap();
+            let producer = Arc::new(AckedProducer::new(config, None).unwrap());
+            let publisher = Arc::new(Publisher::new(producer, "shipping", ErrorMessage::Keep));
+            World { cluster, publisher }
+        }
+
+        fn letter(&self, at: Position) -> OwnedMessage {
+            let consumer: BaseConsumer = ClientConfig::new()
+                .set("bootstrap.servers", self.cluster.bootstrap_servers())
+                .set("group.id", "reader")
+                .create()
+                .unwrap();
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(LETTERS, at.partition, Offset::Offset(at.offset))
+                .unwrap();
+            consumer.assign(&list).unwrap();
+            consumer
+                .poll(Duration::from_secs(10))
+                .expect("a dead letter")
+                .unwrap()
+                .detach()
+        }
+    }
+
+    fn record(key: Option<&[u8]>, value: Option<&[u8]>) -> Record {
+        let mut chunk = ChunkBuilder::new(
+            Arc::new(Source {
+                topic: "orders".into(),
+                partition: 7,
+            }),
+            None,
+        );
+        chunk.push(
+            42,
+            Some(Timestamp::new(1_000, TimestampKind::Create)),
+            None,
+            key,
+            value,
+        );
+        chunk.header(b"trace", Some(b"abc"));
+        chunk.header(b"nothing", None);
+        chunk.finish().record(0)
+    }
+
+    fn failure() -> Failure {
+        Failure {
+            kind: FailureKind::Permanent,
+            message: "x".repeat(2_000),
+            attempts: 1,
+            failed_at_ms: 5,
+        }
+    }
+
+    fn header(letter: &OwnedMessage, name: &str) -> Option<String> {
+        let mut headers = letter
+            .headers()
+            .unwrap()
+            .iter()
+            .filter(|header| header.key == name);
+        Some(String::from_utf8(headers.next()?.value?.to_vec()).unwrap())
+    }
+
+    async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    // D2, D2b, D4, D9
+    #[tokio::test]
+    async fn a_dead_letter_has_the_record_as_it_was_and_the_time_of_writing() {
+        let world = World::new(&[]);
+        let at = world
+            .publisher
+            .publish(LETTERS, &record(None, None), &failure())
+            .await;
+        assert_eq!(
+            at,
+            Position {
+                partition: 0,
+                offset: 0
+            },
+            "one partition takes letters from partition 7"
+        );
+        let letter = world.letter(at);
+        assert_eq!((letter.key(), letter.payload()), (None, None));
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_millis() as i64;
+        let age = now - letter.timestamp().to_millis().unwrap();
+        assert!((0..60_000).contains(&age), "{age} ms");
+        let headers = letter.headers().unwrap();
+        assert_eq!(
+            (headers.get(0).key, headers.get(0).value),
+            ("trace", Some(&b"abc"[..]))
+        );
+        assert_eq!(
+            (headers.get(1).key, headers.get(1).value),
+            ("nothing", None)
+        );
+        assert_eq!(header(&letter, "originalPartition").as_deref(), Some("7"));
+
+        let at = world
+            .publisher
+            .publish(LETTERS, &record(Some(b""), Some(b"v")), &failure())
+            .await;
+        let letter = world.letter(at);
+        assert_eq!(
+            (letter.key(), letter.payload()),
+            (Some(&b""[..]), Some(&b"v"[..]))
+        );
+        assert_eq!(world.publisher.stalled(), []);
+    }
+
+    // D6
+    #[tokio::test]
+    async fn diagnostics_give_way_when_the_letter_would_be_too_large() {
+        let world = World::new(&[("message.max.bytes", "1400")]);
+        let at = world
+            .publisher
+            .publish(LETTERS, &record(None, Some(&[0; 600])), &failure())
+            .await;
+        let letter = world.letter(at);
+        assert_eq!(header(&letter, "errorMessage"), None);
+        assert_eq!(header(&letter, "errorKind").as_deref(), Some("permanent"));
+
+        let at = world
+            .publisher
+            .publish(LETTERS, &record(None, Some(&[0; 1_230])), &failure())
+            .await;
+        let letter = world.letter(at);
+        assert_eq!(header(&letter, "errorKind"), None);
+        assert_eq!(header(&letter, "originalOffset").as_deref(), Some("42"));
+        assert_eq!(
+            header(&letter, "trace").as_deref(),
+            Some("abc"),
+            "its own headers stay"
+        );
+        assert_eq!(letter.payload(), Some(&[0; 1_230][..]));
+    }
+
+    // D6
+    #[tokio::test]
+    async fn a_letter_that_can_never_fit_waits_and_shows_it() {
+        let world = World::new(&[("message.max.bytes", "1400")]);
+        let publisher = world.publisher.clone();
+        let large = record(None, Some(&[0; 1_390]));
+        let waiting =
+            tokio::spawn(async move { publisher.publish(LETTERS, &large, &failure()).await });
+        until("it shows", || !world.publisher.stalled().is_empty()).await;
+        let [stalled] = &world.publisher.stalled()[..] else {
+            panic!("one topic stalls")
+        };
+        assert_eq!((&*stalled.topic, stalled.records), (LETTERS, 1));
+        assert!(
+            stalled.last_error.contains("`max.message.bytes`"),
+            "{}",
+            stalled.last_error
+        );
+        assert!(!waiting.is_finished());
+
+        waiting.abort();
+        until("nobody waits any more", || {
+            world.publisher.stalled().is_empty()
+        })
+        .await;
+    }
+
+    // D5, D7
+    #[tokio::test]
+    async fn a_refused_letter_is_sent_again_until_the_broker_has_it() {
+        let world = World::new(&[]);
+        let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+        world
+            .cluster
+            .request_errors(RDKafkaApiKey::Produce, &[refusal]);
+        let publisher = world.publisher.clone();
+        let waiting = tokio::spawn(async move {
+            publisher
+                .publish(LETTERS, &record(None, None), &failure())
+                .await
+        });
+        until("it shows", || {
+            world
+                .publisher
+                .stalled()
+                .first()
+                .is_some_and(|s| s.last_error.contains("`Write`"))
+        })
+        .await;
+        assert_eq!(
+            waiting.await.unwrap(),
+            Position {
+                partition: 0,
+                offset: 0
+            }
+        );
+        assert_eq!(world.publisher.stalled(), []);
+    }
+
+    // D5
+    #[tokio::test]
+    async fn an_outage_delays_letters_visibly_and_loses_none() {
+        let world = World::new(&[("message.timeout.ms", "500")]);
+        world
+            .publisher
+            .publish(LETTERS, &record(None, None), &failure())
+            .await;
+        world.cluster.broker_down(1).unwrap();
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let publisher = world.publisher.clone();
+                tokio::spawn(async move {
+                    publisher
+                        .publish(LETTERS, &record(None, None), &failure())
+                        .await
+                })
+            })
+            .collect();
+        until("all show", || {
+            world
+                .publisher
+                .stalled()
+                .first()
+                .is_some_and(|s| s.records == 3)
+        })
+        .await;
+        world.cluster.broker_up(1).unwrap();
+        let mut offsets = Vec::new();
+        for letter in waiting {
+            offsets.push(letter.await.unwrap().offset);
+        }
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!(offsets.len(), 3);
+        assert_eq!(world.publisher.stalled(), []);
+    }
+}
