@@ -246,6 +246,14 @@ mod tests {
             World { cluster, publisher }
         }
 
+        async fn publish(&self, record: Record) -> Position {
+            let failure = failure();
+            let published = self.publisher.publish(LETTERS, &record, &failure);
+            tokio::time::timeout(Duration::from_secs(15), published)
+                .await
+                .expect("the broker takes it")
+        }
+
         fn letter(&self, at: Position) -> OwnedMessage {
             let consumer: BaseConsumer = ClientConfig::new()
                 .set("bootstrap.servers", self.cluster.bootstrap_servers())
@@ -314,10 +322,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_letter_has_the_record_as_it_was_and_the_time_of_writing() {
         let world = World::new(&[]);
-        let at = world
-            .publisher
-            .publish(LETTERS, &record(None, None), &failure())
-            .await;
+        let at = world.publish(record(None, None)).await;
         assert_eq!(
             at,
             Position {
@@ -345,10 +350,7 @@ mod tests {
         );
         assert_eq!(header(&letter, "originalPartition").as_deref(), Some("7"));
 
-        let at = world
-            .publisher
-            .publish(LETTERS, &record(Some(b""), Some(b"v")), &failure())
-            .await;
+        let at = world.publish(record(Some(b""), Some(b"v"))).await;
         let letter = world.letter(at);
         assert_eq!(
             (letter.key(), letter.payload()),
@@ -361,18 +363,12 @@ mod tests {
     #[tokio::test]
     async fn diagnostics_give_way_when_the_letter_would_be_too_large() {
         let world = World::new(&[("message.max.bytes", "1400")]);
-        let at = world
-            .publisher
-            .publish(LETTERS, &record(None, Some(&[0; 600])), &failure())
-            .await;
+        let at = world.publish(record(None, Some(&[0; 600]))).await;
         let letter = world.letter(at);
         assert_eq!(header(&letter, "errorMessage"), None);
         assert_eq!(header(&letter, "errorKind").as_deref(), Some("permanent"));
 
-        let at = world
-            .publisher
-            .publish(LETTERS, &record(None, Some(&[0; 1_230])), &failure())
-            .await;
+        let at = world.publish(record(None, Some(&[0; 1_190]))).await;
         let letter = world.letter(at);
         assert_eq!(header(&letter, "errorKind"), None);
         assert_eq!(header(&letter, "originalOffset").as_deref(), Some("42"));
@@ -381,7 +377,7 @@ mod tests {
             Some("abc"),
             "its own headers stay"
         );
-        assert_eq!(letter.payload(), Some(&[0; 1_230][..]));
+        assert_eq!(letter.payload(), Some(&[0; 1_190][..]));
     }
 
     // D6
@@ -447,10 +443,7 @@ mod tests {
     #[tokio::test]
     async fn an_outage_delays_letters_visibly_and_loses_none() {
         let world = World::new(&[("message.timeout.ms", "500")]);
-        world
-            .publisher
-            .publish(LETTERS, &record(None, None), &failure())
-            .await;
+        world.publish(record(None, None)).await;
         world.cluster.broker_down(1).unwrap();
         let waiting: Vec<_> = (0..3)
             .map(|_| {
