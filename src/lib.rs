@@ -21,7 +21,7 @@ pub use consumer::{
     PartitionReport, PartitionStatus, ReliableConsumer, Report, Routes, Run, RunError,
     RunErrorKind, RunningRecord, StalledDeadLetters, StartPolicy, Status,
 };
-pub use dead_letter::{DeadLetter, FailureKind};
+pub use dead_letter::{DeadLetter, ErrorMessage, FailureKind};
 pub use engine::Ordering;
 pub use handler::{
     Disposition, Handler, HandlerError, HandlerResult, ResultExt, permanent, retry_after, skip,

@@ -24,7 +24,6 @@ const MAX_CONCURRENCY: usize = 1 << 20;
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct Builder {
     properties: Properties,
-    producer_properties: Properties,
     topics: Vec<String>,
     pattern: Option<String>,
     start: StartPolicy,
@@ -48,7 +47,6 @@ impl Builder {
     pub(super) fn new() -> Self {
         Self {
             properties: Properties::default(),
-            producer_properties: Properties::default(),
             topics: Vec::new(),
             pattern: None,
             start: StartPolicy::default(),
@@ -213,12 +211,6 @@ impl Builder {
         self
     }
 
-    /// Any property of the librdkafka producer that sends dead letters.
-    pub fn producer_property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.producer_properties.set(name, value);
-        self
-    }
-
     /// Gives tokens for `sasl.mechanisms=OAUTHBEARER`.
     pub fn oauth_token_provider(mut self, provider: impl OAuthTokenProvider) -> Self {
         self.oauth = Some(Arc::new(provider));
@@ -251,22 +243,27 @@ impl Builder {
             positive("handler_timeout", limit)?;
         }
         let pattern = self.pattern.as_deref().map(anchored).transpose()?;
+        let subscription = Subscription {
+            topics: self.topics,
+            pattern,
+        };
         if let Some(dead_letter) = &self.dead_letter {
-            self.check_dead_letter(dead_letter, pattern.as_ref().map(|(_, regex)| regex))?;
+            check_dead_letter(dead_letter, &subscription)?;
         }
         let prefetch_kbytes = u32::try_from(self.max_bytes / 16 / 1024)
             .unwrap_or(u32::MAX)
             .clamp(256, 65_536);
         let client = consumer_config(&self.properties, prefetch_kbytes)?;
-        let producer = producer_config(&self.properties, &self.producer_properties)?;
+        let own = self
+            .dead_letter
+            .as_ref()
+            .map(|dead_letter| dead_letter.properties.clone());
+        let producer = producer_config(&self.properties, &own.unwrap_or_default())?;
         // Any number that differs from process to process.
         let seed = RandomState::new().build_hasher().finish();
         Ok(ReliableConsumer::new(Settings {
             group: group.into(),
-            subscription: Subscription {
-                topics: self.topics,
-                pattern: pattern.map(|(text, _)| text),
-            },
+            subscription,
             start: self.start,
             engine: engine::Config {
                 ordering: self.ordering,
@@ -304,50 +301,40 @@ impl Builder {
             .map(String::from)
             .ok_or(BuildError::Missing { what, call })
     }
+}
 
-    fn check_dead_letter(
-        &self,
-        dead_letter: &DeadLetter,
-        pattern: Option<&Regex>,
-    ) -> Result<(), BuildError> {
-        let topic = dead_letter.name();
-        if topic.is_empty() {
-            return Err(BuildError::Invalid {
-                what: "the dead-letter topic",
-                value: "empty".into(),
-                reason: "name the topic that dead letters go to".into(),
-            });
-        }
-        let named = self.topics.iter().find(|consumed| *consumed == topic);
-        let matched = || {
-            pattern
-                .filter(|pattern| pattern.is_match(topic))
-                .map(Regex::as_str)
-        };
-        match named.map(String::as_str).or_else(matched) {
-            None => Ok(()),
-            Some(subscription) => Err(BuildError::DeadLetterTopicConsumed {
-                topic: topic.into(),
-                subscription: subscription.into(),
-            }),
-        }
+fn check_dead_letter(
+    dead_letter: &DeadLetter,
+    subscription: &Subscription,
+) -> Result<(), BuildError> {
+    let topic = &*dead_letter.topic;
+    if topic.is_empty() {
+        return Err(BuildError::Invalid {
+            what: "the dead-letter topic",
+            value: "empty".into(),
+            reason: "name the topic that dead letters go to".into(),
+        });
+    }
+    match subscription.taken_in_by(topic) {
+        None => Ok(()),
+        Some(subscription) => Err(BuildError::DeadLetterTopicConsumed {
+            topic: topic.into(),
+            subscription: subscription.into(),
+        }),
     }
 }
 
 /// librdkafka takes a topic for a pattern when it starts with `^`.
-fn anchored(pattern: &str) -> Result<(String, Regex), BuildError> {
+fn anchored(pattern: &str) -> Result<Regex, BuildError> {
     let text = if pattern.starts_with('^') {
         pattern.to_owned()
     } else {
         format!("^{pattern}")
     };
-    match Regex::new(&text) {
-        Ok(regex) => Ok((text, regex)),
-        Err(error) => Err(BuildError::Pattern {
-            pattern: pattern.to_owned(),
-            reason: error.to_string(),
-        }),
-    }
+    Regex::new(&text).map_err(|error| BuildError::Pattern {
+        pattern: pattern.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn check(

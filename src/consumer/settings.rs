@@ -6,6 +6,7 @@ use std::{
 };
 
 use rdkafka::ClientConfig;
+use regex_lite::Regex;
 
 use crate::{
     classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter,
@@ -17,7 +18,35 @@ use crate::{
 pub(crate) struct Subscription {
     pub(crate) topics: Vec<String>,
     /// As librdkafka takes it: starting with `^`.
-    pub(crate) pattern: Option<String>,
+    pub(crate) pattern: Option<Regex>,
+}
+
+impl Subscription {
+    /// What librdkafka subscribes to.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let pattern = self.pattern.as_ref().map(Regex::as_str);
+        self.topics
+            .iter()
+            .map(String::as_str)
+            .chain(pattern)
+            .collect()
+    }
+
+    /// The topic name or pattern by which this topic is consumed.
+    pub(crate) fn taken_in_by(&self, topic: &str) -> Option<&str> {
+        let named = self.topics.iter().find(|name| *name == topic);
+        let matched = || {
+            self.pattern
+                .as_ref()
+                .filter(|pattern| pattern.is_match(topic))
+                .map(Regex::as_str)
+        };
+        named.map(String::as_str).or_else(matched)
+    }
+
+    pub(crate) fn takes_in(&self, topic: &str) -> bool {
+        self.taken_in_by(topic).is_some()
+    }
 }
 
 /// Where a group begins in a partition for which it has committed nothing yet.

@@ -1,6 +1,9 @@
 //! What can be seen of a running consumer, and what it leaves behind.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 /// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
 #[derive(Debug, Clone, PartialEq)]
@@ -23,11 +26,11 @@ pub struct Status {
 #[non_exhaustive]
 pub struct StalledDeadLetters {
     /// The dead-letter topic.
-    pub topic: Arc<str>,
+    pub topic: String,
     /// How many records wait.
     pub records: usize,
-    /// For how long already.
-    pub since: Duration,
+    /// When the first of them found it so.
+    pub since: SystemTime,
     /// What the last attempt to send one met.
     pub error: String,
 }

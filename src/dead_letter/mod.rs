@@ -6,9 +6,9 @@ mod publisher;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::kafka::properties::Properties;
+use crate::kafka::Properties;
 
-pub(crate) use publisher::{Position, Publisher, Stalled};
+pub(crate) use publisher::Publisher;
 
 /// Where records go that failed for good, and what their dead letters tell.
 ///

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::headers::{Detail, dead_letter_headers};
 use super::{ErrorMessage, Failure};
-use crate::kafka::log::Throttle;
-use crate::kafka::producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader};
+use crate::kafka::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, Throttle};
 use crate::record::Record;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -219,7 +218,7 @@ mod tests {
 
     use super::super::FailureKind;
     use super::*;
-    use crate::kafka::properties::{Properties, producer_config};
+    use crate::kafka::{Properties, producer_config};
     use crate::record::{ChunkBuilder, Source, Timestamp, TimestampKind};
 
     const LETTERS: &str = "orders.dlq";

@@ -80,7 +80,7 @@ impl Pump {
                 .settings
                 .dead_letter
                 .as_ref()
-                .is_some_and(|dead_letter| dead_letter.name() == &**topic)
+                .is_some_and(|dead_letter| dead_letter.topic == **topic)
             {
                 let message = format!(
                     "the subscription takes in `{topic}`, which is the dead-letter topic: every dead letter would come \

@@ -4,10 +4,11 @@ mod assignment;
 mod client;
 mod errors;
 mod ffi;
+mod giving_up;
 mod intake;
-pub(crate) mod log;
-pub(crate) mod producer;
-pub(crate) mod properties;
+mod log;
+mod producer;
+mod properties;
 mod pump;
 
 pub use self::{
@@ -15,6 +16,8 @@ pub use self::{
     properties::PropertyError,
 };
 pub(crate) use self::{
+    log::Throttle,
+    producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader},
     properties::{Properties, consumer_config, producer_config},
     pump::{Control, Controls, Lookup, Selection, Start, control_channel, start},
 };

@@ -27,11 +27,11 @@ use super::{
 };
 use crate::{
     consumer::{
-        Exhausted, Lag, OwnershipState, PartitionReport, PartitionStatus, Report as RunReport,
-        RunError, RunErrorKind, RunningRecord, Settings, StalledDeadLetters, Status,
+        Lag, OwnershipState, PartitionReport, PartitionStatus, Report as RunReport, RunError,
+        RunErrorKind, RunningRecord, Settings, StalledDeadLetters, Status,
     },
-    dead_letter::{Failure, Publisher},
-    engine::{CommitResult, Config, Counts, Engine, GivenUp, Outcome, Ownership},
+    dead_letter::Publisher,
+    engine::{CommitResult, Config, Counts, Engine, Outcome, Ownership},
     execute::{self, Cause, Context, Drive, Fence, Permits, Report, Reports, Work},
     record::{Record, Residency, Source},
 };
@@ -175,13 +175,8 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
     {
         let mut pump = lock();
         pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
-        let subscription = &pump.settings.subscription;
-        let topics: Vec<&str> = subscription
-            .topics
-            .iter()
-            .chain(&subscription.pattern)
-            .map(String::as_str)
-            .collect();
+        let settings = Arc::clone(&pump.settings);
+        let topics = settings.subscription.names();
         if let Err(error) = consumer.subscribe(&topics) {
             let message = format!("could not subscribe to {topics:?}: {error}");
             pump.fail(RunErrorKind::Client, message);
@@ -328,12 +323,12 @@ pub(crate) struct Pump {
     pub(super) paused: Vec<Selection>,
     controls: mpsc::Receiver<Control>,
     reports: mpsc::Receiver<Report>,
-    send_report: Reports,
+    pub(super) send_report: Reports,
     context: Arc<Context>,
     executors: Vec<JoinHandle<()>>,
-    runtime: Handle,
-    publisher: Option<Arc<Publisher>>,
-    dead_letters: Vec<JoinHandle<()>>,
+    pub(super) runtime: Handle,
+    pub(super) publisher: Option<Arc<Publisher>>,
+    pub(super) dead_letters: Vec<JoinHandle<()>>,
     last_tick: Instant,
     last_look: Instant,
     outage: Option<Outage>,
@@ -376,13 +371,6 @@ impl Pump {
         let executors = (0..count)
             .map(|_| runtime.spawn(execute::run(Arc::clone(&context))))
             .collect();
-        let publisher = settings.dead_letter.as_ref().map(|dead_letter| {
-            Arc::new(Publisher::new(
-                dead_letter.clone(),
-                settings.producer.clone(),
-                Arc::clone(&settings.group),
-            ))
-        });
         Self {
             engine: Engine::new(settings.engine.clone(), now),
             held: Vec::new(),
@@ -399,7 +387,7 @@ impl Pump {
             context,
             executors,
             runtime,
-            publisher,
+            publisher: None,
             dead_letters: Vec::new(),
             last_tick: now,
             last_look: now,
@@ -647,66 +635,6 @@ impl Pump {
             }
         }
         any
-    }
-
-    fn give_up(&mut self) -> bool {
-        let mut any = false;
-        while let Some(given_up) = self.engine.next_given_up() {
-            any = true;
-            match (&self.publisher, self.settings.exhausted) {
-                (Some(publisher), _) => self.dead_letter(Arc::clone(publisher), given_up),
-                (None, Exhausted::Skip) => {
-                    tracing::error!(
-                        topic = given_up.record.topic(),
-                        partition = given_up.record.partition(),
-                        offset = given_up.record.offset(),
-                        attempts = given_up.attempts,
-                        kind = given_up.cause.kind.as_str(),
-                        error = %given_up.cause.message,
-                        "a record is passed over for good: configure a dead-letter topic to keep such records"
-                    );
-                    let GivenUp {
-                        owner, seq, lane, ..
-                    } = given_up;
-                    self.engine.settle(owner, seq, lane, Outcome::Dropped);
-                }
-                (None, Exhausted::Stop) => {
-                    let record = &given_up.record;
-                    let message = format!(
-                        "record {}/{}/{} failed for good after {} attempts ({}: {}), and there is no dead-letter \
-                         topic: configure one, or choose Exhausted::Skip",
-                        record.topic(),
-                        record.partition(),
-                        record.offset(),
-                        given_up.attempts,
-                        given_up.cause.kind.as_str(),
-                        given_up.cause.message
-                    );
-                    self.fail(RunErrorKind::RecordFailed, message);
-                }
-            }
-        }
-        any
-    }
-
-    fn dead_letter(&mut self, publisher: Arc<Publisher>, given_up: GivenUp<Record, Cause>) {
-        let GivenUp {
-            owner,
-            seq,
-            lane,
-            record,
-            attempts,
-            cause,
-            ..
-        } = given_up;
-        let failure = Failure::now(cause.kind, cause.message, attempts);
-        let reports = self.send_report.clone();
-        let task = self.runtime.spawn(async move {
-            let topic = cause.dead_letter_topic.as_deref();
-            publisher.publish(topic, &record, &failure).await;
-            reports.send(Report::DeadLettered { owner, seq, lane });
-        });
-        self.dead_letters.push(task);
     }
 
     fn commit(&mut self) -> bool {
@@ -982,8 +910,8 @@ impl Pump {
                 .map(|stalled| StalledDeadLetters {
                     topic: stalled.topic,
                     records: stalled.records,
-                    since: stalled.since.elapsed(),
-                    error: stalled.error,
+                    since: stalled.since,
+                    error: stalled.last_error,
                 })
                 .collect(),
             brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),

@@ -1,0 +1,163 @@
+//! Records that are not going to be tried again: to the dead-letter topic, or what the user chose instead.
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::{client::generate_token, producer::AckedProducer, pump::Pump};
+use crate::{
+    consumer::{Exhausted, RunErrorKind},
+    dead_letter::{Failure, FailureKind, Publisher},
+    engine::{GivenUp, Outcome},
+    execute::{Cause, Report},
+    record::Record,
+};
+
+impl Pump {
+    pub(super) fn give_up(&mut self) -> bool {
+        let mut any = false;
+        while let Some(given_up) = self.engine.next_given_up() {
+            any = true;
+            match self.dead_letter_topic(&given_up) {
+                Some(topic) => self.dead_letter(topic, given_up),
+                None => self.do_without(given_up),
+            }
+        }
+        any
+    }
+
+    /// Where this record goes: where the classifier wants it, or else to the consumer's own dead-letter topic.
+    fn dead_letter_topic(&self, given_up: &GivenUp<Record, Cause>) -> Option<Arc<str>> {
+        let own = self
+            .settings
+            .dead_letter
+            .as_ref()
+            .map(|dead_letter| Arc::from(&*dead_letter.topic));
+        let wanted = given_up.cause.dead_letter_topic.clone();
+        if let Some(topic) = &wanted
+            && self.settings.subscription.takes_in(topic)
+        {
+            tracing::error!(
+                dead_letter_topic = %topic,
+                "the classifier names a dead-letter topic that is consumed: the dead letter would come back at once; the \
+                 consumer's own dead-letter topic is used instead"
+            );
+            return own;
+        }
+        wanted.or(own)
+    }
+
+    fn do_without(&mut self, given_up: GivenUp<Record, Cause>) {
+        let GivenUp {
+            owner,
+            seq,
+            lane,
+            record,
+            attempts,
+            cause,
+        } = given_up;
+        match self.settings.exhausted {
+            Exhausted::Skip => {
+                tracing::error!(
+                    topic = record.topic(),
+                    partition = record.partition(),
+                    offset = record.offset(),
+                    attempts,
+                    kind = cause.kind.as_str(),
+                    error = %cause.message,
+                    "a record is passed over for good: configure a dead-letter topic to keep such records"
+                );
+                self.engine.settle(owner, seq, lane, Outcome::Dropped);
+            }
+            Exhausted::Stop => {
+                let message = format!(
+                    "record {}/{}/{} failed for good after {attempts} attempts ({}: {}), and there is no dead-letter \
+                     topic: configure one, or choose Exhausted::Skip",
+                    record.topic(),
+                    record.partition(),
+                    record.offset(),
+                    cause.kind.as_str(),
+                    cause.message
+                );
+                self.fail(RunErrorKind::RecordFailed, message);
+            }
+        }
+    }
+
+    fn dead_letter(&mut self, topic: Arc<str>, given_up: GivenUp<Record, Cause>) {
+        let Some(publisher) = self.publisher() else {
+            return;
+        };
+        let GivenUp {
+            owner,
+            seq,
+            lane,
+            record,
+            attempts,
+            cause,
+        } = given_up;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let failure = Failure {
+            kind: cause.kind,
+            message: cause.message,
+            // What could not be decoded never reached the handler the last time.
+            attempts: if cause.kind == FailureKind::Undecodable {
+                attempts - 1
+            } else {
+                attempts
+            },
+            failed_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+        };
+        let reports = self.send_report.clone();
+        let task = self.runtime.spawn(async move {
+            let at = publisher.publish(&topic, &record, &failure).await;
+            tracing::info!(
+                topic = record.topic(),
+                partition = record.partition(),
+                offset = record.offset(),
+                kind = failure.kind.as_str(),
+                attempts = failure.attempts,
+                error = %failure.message,
+                dead_letter_topic = %topic,
+                dead_letter_partition = at.partition,
+                dead_letter_offset = at.offset,
+                "dead-lettered"
+            );
+            reports.send(Report::DeadLettered { owner, seq, lane });
+        });
+        self.dead_letters.push(task);
+    }
+
+    /// The producer comes into being with the first dead letter: most consumers never need its connections.
+    fn publisher(&mut self) -> Option<Arc<Publisher>> {
+        if self.publisher.is_none() {
+            let tokens = self.settings.oauth.clone().map(|provider| {
+                let tokens = move |_: Option<&str>| generate_token(Some(&provider));
+                Arc::new(tokens) as super::producer::TokenSource
+            });
+            match AckedProducer::new(self.settings.producer.clone(), tokens) {
+                Ok(producer) => {
+                    let messages = self
+                        .settings
+                        .dead_letter
+                        .as_ref()
+                        .map(|dead_letter| dead_letter.error_message.clone());
+                    let publisher = Publisher::new(
+                        Arc::new(producer),
+                        &*self.settings.group,
+                        messages.unwrap_or_default(),
+                    );
+                    self.publisher = Some(Arc::new(publisher));
+                }
+                Err(error) => self.fail(
+                    RunErrorKind::Client,
+                    format!("dead letters cannot be sent: {error}"),
+                ),
+            }
+        }
+        self.publisher.clone()
+    }
+}
