@@ -126,10 +126,12 @@ impl fmt::Debug for RunError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandleError {
-    /// The consumer is not running: not yet, or not any more.
-    #[error("the consumer is not running")]
+    /// The run has ended.
+    #[error("the consumer is not running any more")]
     NotRunning,
-    /// It did not answer in time, which happens while it waits inside a rebalance.
-    #[error("the consumer did not answer within {0:?}; it may be inside a rebalance")]
+    /// It did not answer in time: the run has not begun, or it waits inside a rebalance.
+    #[error(
+        "the consumer did not answer within {0:?}: its run is not awaited yet, or it is inside a rebalance"
+    )]
     TimedOut(std::time::Duration),
 }

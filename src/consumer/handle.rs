@@ -105,11 +105,9 @@ impl ConsumerHandle {
         }))
     }
 
-    /// Where everything stands. Answered by the consumer's own thread, within 15 s or not at all.
+    /// Where everything stands. Answered by the consumer's own thread within 15 s or not at all; before the run begins,
+    /// the answer waits for that.
     pub async fn status(&self) -> Result<Status, HandleError> {
-        if !self.controls.is_started() {
-            return Err(HandleError::NotRunning);
-        }
         let (answer, answered) = oneshot::channel();
         self.send(Control::Status(answer))?;
         match tokio::time::timeout(ANSWER, answered).await {

@@ -6,6 +6,8 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::RwLock;
+
 use super::headers::{Detail, dead_letter_headers};
 use super::{ErrorMessage, Failure};
 use crate::kafka::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, Throttle};
@@ -40,6 +42,9 @@ pub(crate) struct Publisher {
     group: String,
     error_message: ErrorMessage,
     stalls: Mutex<HashMap<String, Stall>>,
+    /// Held by every send until it is answered. A broker refuses a whole batch for one record that is too large, so
+    /// whoever was refused for that goes alone, holding it exclusively, and learns whether it was itself the cause.
+    company: RwLock<()>,
 }
 
 /// A topic keeps its entry when it has recovered: one that comes and goes may not flood the log either.
@@ -60,6 +65,7 @@ impl Publisher {
             group: group.into(),
             error_message,
             stalls: Mutex::default(),
+            company: RwLock::default(),
         }
     }
 
@@ -81,6 +87,7 @@ impl Publisher {
     ) -> Position {
         let mut pause = FIRST_PAUSE;
         let mut detail = Detail::Full;
+        let mut alone = false;
         let mut waiting = Waiting {
             publisher: self,
             topic,
@@ -88,16 +95,20 @@ impl Publisher {
         };
         loop {
             match waiting
-                .watch(record, self.send(topic, record, failure, detail))
+                .watch(record, self.send(topic, record, failure, detail, alone))
                 .await
             {
                 Ok((partition, offset)) => return Position { partition, offset },
                 Err(error) => {
-                    if error.kind() == ProduceErrorKind::TooLarge
-                        && let Some(less) = detail.less()
-                    {
-                        detail = less;
-                        continue;
+                    if error.kind() == ProduceErrorKind::TooLarge {
+                        if !alone {
+                            alone = true;
+                            continue;
+                        }
+                        if let Some(less) = detail.less() {
+                            detail = less;
+                            continue;
+                        }
                     }
                     waiting.stall(record, &error.to_string());
                 }
@@ -113,6 +124,7 @@ impl Publisher {
         record: &Record,
         failure: &Failure,
         detail: Detail,
+        alone: bool,
     ) -> Result<(i32, i64), ProduceError> {
         let headers =
             dead_letter_headers(record, failure, &self.group, &self.error_message, detail);
@@ -130,7 +142,13 @@ impl Publisher {
             timestamp: None,
             headers: &headers,
         };
-        self.producer.send(letter).await
+        if alone {
+            let _alone = self.company.write().await;
+            self.producer.send(letter).await
+        } else {
+            let _company = self.company.read().await;
+            self.producer.send(letter).await
+        }
     }
 
     fn stalls(&self) -> MutexGuard<'_, HashMap<String, Stall>> {

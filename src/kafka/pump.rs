@@ -92,10 +92,6 @@ impl Controls {
         }
         sent
     }
-
-    pub(crate) fn is_started(&self) -> bool {
-        self.pump.get().is_some()
-    }
 }
 
 pub(crate) fn control_channel() -> (Controls, mpsc::Receiver<Control>) {
