@@ -6,7 +6,7 @@ use std::{
     process::{self, Command},
     sync::Mutex,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -14,6 +14,8 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
+    error::KafkaError,
+    types::RDKafkaErrorCode,
 };
 
 use crate::{eventually, unique};
@@ -203,10 +205,19 @@ impl Cluster {
         for partition in self.partitions(topic) {
             asked.add_partition(topic, partition);
         }
-        let answer = self
-            .group_member(group)
-            .committed_offsets(asked, PATIENCE)
-            .unwrap_or_else(|error| panic!("committed offsets of {group} on {topic}: {error}"));
+        let member = self.group_member(group);
+        let start = Instant::now();
+        let answer = loop {
+            match member.committed_offsets(asked.clone(), PATIENCE) {
+                Ok(answer) => break answer,
+                // A broker that has just started is still taking over the groups.
+                Err(error) => assert!(
+                    is_passing(&error) && start.elapsed() < PATIENCE,
+                    "committed offsets of {group} on {topic}: {error}"
+                ),
+            }
+            thread::sleep(Duration::from_millis(50));
+        };
         let mut committed: Vec<_> = answer
             .elements()
             .iter()
@@ -348,4 +359,15 @@ fn block_on<F: Future<Output: Send> + Send>(future: F) -> F::Output {
             .join()
             .expect("the admin client does not panic")
     })
+}
+
+fn is_passing(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::NotCoordinator
+                | RDKafkaErrorCode::CoordinatorNotAvailable
+                | RDKafkaErrorCode::CoordinatorLoadInProgress
+        )
+    )
 }
