@@ -57,6 +57,10 @@ pub struct PartitionStatus {
     pub lag: Option<Lag>,
     /// Records that finished out of order: they wait for an older one before they can be committed.
     pub finished_out_of_order: usize,
+    /// Finished records that a restart now would repeat: the last commit's metadata had no room to name them. They are
+    /// those with the highest offsets; the brokers' `offset.metadata.max.bytes` (4,096 by default) is the limit.
+    /// Above zero one record is far behind the others: see `oldest_running`.
+    pub beyond_snapshot: usize,
     /// Records with a handler, or on the way to one.
     pub running: usize,
     /// Records read and not handed to a handler yet.
@@ -109,6 +113,8 @@ pub struct RunningRecord {
 pub struct Report {
     /// Records read.
     pub received: u64,
+    /// Records that an earlier owner of their partition had finished out of order: they were not handled again.
+    pub already_finished: u64,
     /// Records whose handler succeeded.
     pub handled: u64,
     /// Records that a filter, handler or classifier skipped on purpose.

@@ -23,6 +23,10 @@ pub struct Commit {
 pub struct CommitEntry {
     pub owner: Ownership,
     pub offset: i64,
+    /// What is finished above the offset, see [`snapshot`](super::snapshot).
+    pub metadata: String,
+    /// Finished records for which the metadata had no room: they are handed out again after a restart now.
+    pub cut: usize,
     /// The partition's state that this carries, see [`Committed::is_due`].
     pub(super) version: u64,
 }
@@ -31,6 +35,8 @@ pub struct CommitEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitResult {
     Accepted,
+    /// The metadata is longer than this broker takes.
+    Shrink,
     /// Passing trouble with a broker, the coordinator or an authorisation: wait, and tell somebody.
     Unavailable,
     /// The group is rebalancing, or this member is no longer part of it: nothing to do here. The next rebalance either

@@ -9,7 +9,10 @@ mod commit;
 mod lanes;
 mod pace;
 mod partition;
+#[cfg(test)]
+mod restart;
 mod schedule;
+mod snapshot;
 mod window;
 
 use std::{
@@ -22,6 +25,7 @@ pub use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::{LaneId, Ordering},
     partition::{Counts, PartitionStatus},
+    snapshot::{Identity, Inherited, decode as decode_snapshot},
     window::Window,
 };
 use self::{
@@ -135,6 +139,8 @@ pub struct GivenUp<R, C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received {
     Queued,
+    /// An earlier owner has finished it: it counts as finished here too, and is not handed out.
+    AlreadyFinished,
     /// The offset is at or below one already delivered: the log was reset. Nothing was taken in; the partition needs a
     /// new ownership.
     WentBack {
@@ -195,15 +201,20 @@ impl<R, C> Engine<R, C> {
 
     /// A partition is ours from now on. `start` is where reading begins, where that is known as a number. A start
     /// that is not the committed offset is committed first of all: what was decided once stays decided, even if the
-    /// process dies before its first record is finished.
-    pub fn assign(&mut self, start: Option<i64>, committed: Option<i64>) -> Ownership {
+    /// process dies before its first record is finished. What was finished above the committed offset is `inherited`.
+    pub fn assign(
+        &mut self,
+        start: Option<i64>,
+        committed: Option<i64>,
+        inherited: Inherited,
+    ) -> Ownership {
         self.ids = self.ids.wrapping_add(1);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.partitions.push(None);
             (self.partitions.len() - 1) as u32
         });
         let owner = Ownership { slot, id: self.ids };
-        let partition = Partition::new(owner, &self.config, start, committed);
+        let partition = Partition::new(owner, &self.config, start, committed, inherited);
         if partition.commit_is_due() {
             self.next_commit = Some(self.now);
         }
@@ -299,9 +310,14 @@ impl<R, C> Engine<R, C> {
         {
             return Received::WentBack { last: last - 1 };
         }
-        partition.receive(offset, key, bytes, record);
-        self.bytes += bytes;
-        Received::Queued
+        if partition.receive(offset, key, bytes, record) {
+            self.bytes += bytes;
+            return Received::Queued;
+        }
+        if partition.commit_is_due() {
+            self.note_change();
+        }
+        Received::AlreadyFinished
     }
 
     /// The partition's position has passed offsets without records.
@@ -550,6 +566,11 @@ impl<R, C> Engine<R, C> {
 
     fn send_commit(&mut self, entries: Vec<CommitEntry>) -> Commit {
         let commit = Commit { entries };
+        for entry in &commit.entries {
+            if let Some(partition) = self.partition_mut(entry.owner) {
+                partition.beyond_snapshot = entry.cut;
+            }
+        }
         self.commit_in_flight = Some(commit.clone());
         commit
     }
@@ -573,16 +594,24 @@ impl<R, C> Engine<R, C> {
             overall == CommitResult::Fatal || results.contains(&CommitResult::Fatal);
         // With several partitions in one commit an error says nothing sure about any of them: those that were named
         // differently are asked again one by one.
-        let doubtful = results.windows(2).any(|pair| pair[0] != pair[1]);
+        // Which of several had too much metadata is found out one by one as well.
+        let shrink = overall == CommitResult::Shrink || results.contains(&CommitResult::Shrink);
+        let doubtful = (shrink && commit.entries.len() > 1)
+            || results.windows(2).any(|pair| pair[0] != pair[1]);
+        let too_long = match commit.entries.as_slice() {
+            [only] if shrink && !only.metadata.is_empty() => Some(only.metadata.len()),
+            _ => None,
+        };
         let now = self.now;
         for entry in &commit.entries {
             let Some(partition) = find_mut(&mut self.partitions, entry.owner) else {
                 continue;
             };
-            match refused {
-                false => partition.committed.accepted(entry.offset, entry.version),
-                true if doubtful => partition.committed.isolate(),
-                true => partition.committed.failed(now),
+            match too_long {
+                _ if !refused => partition.committed.accepted(entry.offset, entry.version),
+                Some(length) => partition.shrink_metadata(length),
+                None if doubtful => partition.committed.isolate(),
+                None => partition.committed.failed(now),
             }
         }
         let mut due = self

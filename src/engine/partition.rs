@@ -9,6 +9,7 @@ use super::{
     Batch, Config, Job, Outcome, Ownership,
     commit::{CommitEntry, Committed},
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
+    snapshot::{self, FinishedAbove, Identity, Inherited},
     window::{Finish, Window},
 };
 
@@ -26,6 +27,8 @@ pub enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     pub received: u64,
+    /// Finished by an earlier owner, and not handed out again.
+    pub already_finished: u64,
     pub handled: u64,
     pub skipped: u64,
     pub dead_lettered: u64,
@@ -37,6 +40,7 @@ pub struct Counts {
 impl std::ops::AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.received += other.received;
+        self.already_finished += other.already_finished;
         self.handled += other.handled;
         self.skipped += other.skipped;
         self.dead_lettered += other.dead_lettered;
@@ -63,6 +67,8 @@ pub struct PartitionStatus {
     pub commit_failures: u32,
     /// Finished above the committable offset.
     pub held: usize,
+    /// Of what is finished, how many records the last commit's snapshot had no room for.
+    pub beyond_snapshot: usize,
     pub running: usize,
     pub queued: usize,
     pub retrying: usize,
@@ -106,6 +112,13 @@ pub struct Partition<R> {
     pub out: usize,
     /// Records given up and not settled.
     pub given_up: usize,
+    /// Finished records that the last commit's snapshot had no room for.
+    pub beyond_snapshot: usize,
+    /// What earlier owners finished, as far as the position has not passed it.
+    inherited: FinishedAbove,
+    identity: Identity,
+    /// Characters that the broker takes as metadata, as far as is known.
+    metadata_limit: usize,
     /// By `seq % len`, as long as the window's span at least.
     slots: Vec<Slot>,
     failing: HashMap<u64, Failing>,
@@ -123,6 +136,7 @@ impl<R> Partition<R> {
         config: &Config,
         start: Option<i64>,
         committed: Option<i64>,
+        inherited: Inherited,
     ) -> Self {
         Self {
             owner,
@@ -135,6 +149,10 @@ impl<R> Partition<R> {
             bytes: 0,
             out: 0,
             given_up: 0,
+            beyond_snapshot: 0,
+            inherited: inherited.finished,
+            identity: inherited.identity,
+            metadata_limit: snapshot::LIMIT,
             slots: Vec::new(),
             failing: HashMap::new(),
             size: FIRST_SIZE,
@@ -149,11 +167,20 @@ impl<R> Partition<R> {
         self.size.max(1)
     }
 
+    /// `false`: an earlier owner has finished it, so that nothing is kept of it.
     #[inline]
-    pub fn receive(&mut self, offset: i64, key: Option<u64>, bytes: usize, record: R) {
+    pub fn receive(&mut self, offset: i64, key: Option<u64>, bytes: usize, record: R) -> bool {
         let seq = self.window.deliver(offset);
         if self.window.span() > self.slots.len() {
             self.grow_slots();
+        }
+        self.counts.received += 1;
+        if self.inherited.contains(offset) {
+            self.counts.already_finished += 1;
+            if self.window.finish(seq) == Finish::Advanced {
+                self.version += 1;
+            }
+            return false;
         }
         let at = self.slot(seq);
         self.slots[at] = Slot {
@@ -161,7 +188,6 @@ impl<R> Partition<R> {
             since: QUEUED,
         };
         self.bytes += bytes;
-        self.counts.received += 1;
         // Follows larger sizes at once and smaller ones slowly.
         self.size = if bytes > self.size {
             bytes
@@ -176,6 +202,7 @@ impl<R> Partition<R> {
                 attempts: 0,
             },
         );
+        true
     }
 
     #[inline]
@@ -321,11 +348,35 @@ impl<R> Partition<R> {
     }
 
     pub fn commit_entry(&self) -> Option<CommitEntry> {
+        let offset = self.window.committable()?;
+        // Inherited ranges above the position stay in every commit: the next restart may come before they are passed.
+        let position = self.window.position().unwrap_or(offset);
+        let finished = self.window.finished_ranges();
+        let snapshot = snapshot::encode(
+            self.identity,
+            offset,
+            finished.chain(self.inherited.from(position)),
+            self.metadata_limit,
+        );
+        let cut = snapshot.cut.map_or(0, |cut| {
+            let ahead = self.inherited.from(position.max(cut));
+            let ahead = ahead.map(|range| range.end - range.start).sum::<i64>();
+            self.window.finished_from(cut) + ahead as usize
+        });
         Some(CommitEntry {
             owner: self.owner,
-            offset: self.window.committable()?,
+            offset,
+            metadata: snapshot.text,
+            cut,
             version: self.version,
         })
+    }
+
+    /// The broker does not take metadata of this length.
+    pub fn shrink_metadata(&mut self, refused: usize) {
+        self.metadata_limit = refused / 2;
+        self.committed = Committed::at(self.committed.offset);
+        self.committed.isolate();
     }
 
     pub fn status(&self, retrying: usize, now: Instant) -> PartitionStatus {
@@ -340,6 +391,7 @@ impl<R> Partition<R> {
             committed: self.committed.offset,
             commit_failures: self.committed.failures(),
             held: self.window.held(),
+            beyond_snapshot: self.beyond_snapshot,
             running,
             queued: unfinished.saturating_sub(running + retrying + self.given_up),
             retrying,

@@ -186,6 +186,25 @@ impl Window {
         }
     }
 
+    /// How many records are finished at this offset and above it, behind an unfinished one.
+    pub fn finished_from(&self, offset: i64) -> usize {
+        let (mut from, mut to) = (self.base, self.next);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            if self.offsets[(middle & self.mask) as usize] < offset {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        let mut count = 0;
+        while from < self.next {
+            count += (self.word(from) >> (from % WORD)).count_ones() as usize;
+            from += WORD - from % WORD;
+        }
+        count
+    }
+
     #[cold]
     fn grow(&mut self) {
         let capacity = self.offsets.len() * 2;

@@ -17,11 +17,12 @@ use rdkafka::{
 
 use super::{
     BaseConsumer,
-    ffi::PartitionQueue,
+    ffi::{PartitionQueue, metadata_of},
     pump::{Held, Pump, filled_wake},
 };
 use crate::{
     consumer::{RunErrorKind, StartPolicy},
+    engine::{Identity, Inherited, decode_snapshot},
     execute::Fence,
     record::Source,
 };
@@ -34,10 +35,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 const COMMIT: Duration = Duration::from_secs(2);
 
 /// Where reading of a partition begins, and what the group had committed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Position {
     start: i64,
     committed: Option<i64>,
+    /// What stands beside the committed offset: a snapshot, or whatever somebody wrote there.
+    metadata: Vec<u8>,
 }
 
 enum NoPosition {
@@ -75,6 +78,7 @@ impl Pump {
         let Some(positions) = self.positions(consumer, partitions) else {
             return;
         };
+        self.learn_cluster_id(consumer);
         for ((topic, partition), position) in partitions.iter().zip(positions) {
             if self
                 .settings
@@ -114,7 +118,11 @@ impl Pump {
                 self.fail(RunErrorKind::Client, message);
                 return;
             }
-            let owner = self.engine.assign(Some(position.start), position.committed);
+            let inherited = self.inherited(topic, *partition, &position);
+            let identity = inherited.identity;
+            let owner = self
+                .engine
+                .assign(Some(position.start), position.committed, inherited);
             let held = Held {
                 owner,
                 source: Arc::new(Source {
@@ -126,6 +134,8 @@ impl Pump {
                 fence: Arc::new(Fence::default()),
                 driver,
                 end: None,
+                identity,
+                cut_reported: false,
             };
             if self.held.len() <= owner.slot() {
                 self.held.resize_with(owner.slot() + 1, || None);
@@ -140,6 +150,31 @@ impl Pump {
             self.held[owner.slot()] = Some(held);
         }
         self.apply_pauses();
+    }
+
+    /// The client knows it as soon as it has talked to a broker, as it has by now. Should it not be had, snapshots are
+    /// written without it, and not believed once it is known: their records are repeated, none is lost.
+    fn learn_cluster_id(&mut self, consumer: &BaseConsumer) {
+        if self.cluster_id.is_empty() {
+            let id = consumer.client().fetch_cluster_id(QUESTION);
+            self.cluster_id = id.unwrap_or_default();
+        }
+    }
+
+    fn inherited(&self, topic: &str, partition: i32, position: &Position) -> Inherited {
+        let identity = Identity::new(&self.cluster_id, &self.settings.group, topic, partition);
+        let finished = decode_snapshot(&position.metadata, identity, position.start)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    topic,
+                    partition,
+                    committed = position.committed,
+                    "the metadata of the committed offset is ignored, as {error}; records above that offset which \
+                     were finished already may be handled again"
+                );
+            })
+            .unwrap_or_default();
+        Inherited { identity, finished }
     }
 
     /// Asks the brokers until they answer or the callback has taken all the time that it may.
@@ -200,19 +235,21 @@ impl Pump {
             .committed_offsets(list, QUESTION)
             .map_err(unavailable)?;
         let mut committed = HashMap::with_capacity(partitions.len());
-        for element in answer.elements() {
+        for (element, metadata) in answer.elements().iter().zip(metadata_of(&answer)) {
             element.error().map_err(unavailable)?;
             if let Offset::Offset(offset) = element.offset() {
-                committed.insert((element.topic().to_owned(), element.partition()), offset);
+                let key = (element.topic().to_owned(), element.partition());
+                committed.insert(key, (offset, metadata.to_vec()));
             }
         }
         partitions
             .iter()
             .map(
-                |(topic, partition)| match committed.get(&(topic.to_string(), *partition)) {
-                    Some(&offset) => Ok(Position {
+                |(topic, partition)| match committed.remove(&(topic.to_string(), *partition)) {
+                    Some((offset, metadata)) => Ok(Position {
                         start: offset,
                         committed: Some(offset),
+                        metadata,
                     }),
                     None => {
                         let start = self
@@ -221,6 +258,7 @@ impl Pump {
                         Ok(Position {
                             start,
                             committed: None,
+                            metadata: Vec::new(),
                         })
                     }
                 },

@@ -8,6 +8,7 @@ use crate::engine::CommitResult;
 pub(super) fn commit_result(error: Option<Code>) -> CommitResult {
     match error {
         None => CommitResult::Accepted,
+        Some(Code::OffsetMetadataTooLarge) => CommitResult::Shrink,
         Some(
             Code::IllegalGeneration
             | Code::UnknownMemberId

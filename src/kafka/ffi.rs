@@ -452,6 +452,23 @@ impl ReplyQueue {
     }
 }
 
+/// The metadata of each element, in the list's order. The safe binding panics on what is not UTF-8, and anybody may have
+/// committed that.
+pub(crate) fn metadata_of(list: &TopicPartitionList) -> Vec<&[u8]> {
+    // SAFETY: the list and what its elements point to live as long as the borrow, and nothing changes them meanwhile.
+    unsafe {
+        let native = &*list.ptr();
+        let elements = match native.cnt {
+            ..=0 => &[],
+            count => slice::from_raw_parts(native.elems, count as usize),
+        };
+        elements
+            .iter()
+            .map(|element| bytes(element.metadata, element.metadata_size).unwrap_or_default())
+            .collect()
+    }
+}
+
 /// The partition's low and high watermark as of the last fetch, without asking the broker.
 pub(crate) fn cached_watermarks<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,

@@ -10,7 +10,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::pump::Pump;
 use crate::{
     consumer::RunErrorKind,
-    engine::Received,
+    engine::{Inherited, Received},
     execute::Fence,
     record::{ChunkBuilder, Timestamp, TimestampKind},
 };
@@ -115,7 +115,12 @@ impl Pump {
                 held.fence.close();
                 held.fence = Arc::new(Fence::default());
                 self.engine.end(held.owner);
-                held.owner = self.engine.assign(Some(offset), None);
+                // What was finished in the old log says nothing about the new one.
+                let inherited = Inherited {
+                    identity: held.identity,
+                    ..Inherited::default()
+                };
+                held.owner = self.engine.assign(Some(offset), None, inherited);
                 debug_assert_eq!(
                     held.owner.slot(),
                     slot,

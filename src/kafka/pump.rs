@@ -31,7 +31,7 @@ use crate::{
         RunErrorKind, RunningRecord, Settings, StalledDeadLetters, Status,
     },
     dead_letter::Publisher,
-    engine::{CommitResult, Config, Counts, Engine, Outcome, Ownership},
+    engine::{CommitResult, Config, Counts, Engine, Identity, Outcome, Ownership},
     execute::{self, Cause, Context, Drive, Fence, Permits, Report, Reports, Work},
     record::{Record, Residency, Source},
 };
@@ -296,6 +296,9 @@ pub(super) struct Held {
     pub(super) fence: Arc<Fence>,
     pub(super) driver: Arc<dyn Drive>,
     pub(super) end: Option<(i64, Instant)>,
+    pub(super) identity: Identity,
+    /// It was said in the log that its snapshot is cut; once, until it fits again.
+    pub(super) cut_reported: bool,
 }
 
 /// No broker can be reached.
@@ -317,6 +320,8 @@ pub(crate) struct Pump {
     pub(super) reply: Option<ReplyQueue>,
     pub(super) thread: Thread,
     pub(super) paused: Vec<Selection>,
+    /// Empty until the brokers have told it.
+    pub(super) cluster_id: String,
     controls: mpsc::Receiver<Control>,
     reports: mpsc::Receiver<Report>,
     pub(super) send_report: Reports,
@@ -377,6 +382,7 @@ impl Pump {
             reply: None,
             thread,
             paused: Vec::new(),
+            cluster_id: String::new(),
             controls,
             reports,
             send_report,
@@ -643,6 +649,10 @@ impl Pump {
     }
 
     fn send_commit(&mut self, commit: &crate::engine::Commit) {
+        commit
+            .entries
+            .iter()
+            .for_each(|entry| self.report_cut(entry));
         let entries: Vec<_> = commit
             .entries
             .iter()
@@ -653,7 +663,7 @@ impl Pump {
                     partition: source.partition,
                     offset: entry.offset,
                     leader_epoch: None,
-                    metadata: None,
+                    metadata: (!entry.metadata.is_empty()).then_some(&*entry.metadata),
                 }
             })
             .collect();
@@ -664,6 +674,32 @@ impl Pump {
         if let Err(code) = sent {
             tracing::warn!(error = %code, "a commit could not be sent; it is tried again");
             self.engine.commit_answered(&[], commit_result(Some(code)));
+        }
+    }
+
+    /// Says once that finished records are not covered by a commit, and that they are again.
+    fn report_cut(&mut self, entry: &crate::engine::CommitEntry) {
+        let held = self.held[entry.owner.slot()].as_mut();
+        let held = held.expect("what is committed is held");
+        if held.cut_reported == (entry.cut > 0) {
+            return;
+        }
+        held.cut_reported = entry.cut > 0;
+        let Source { topic, partition } = &*held.source;
+        let (uncovered, committed) = (entry.cut, entry.offset);
+        if held.cut_reported {
+            tracing::warn!(
+                topic = %topic,
+                partition,
+                committed,
+                uncovered,
+                metadata = entry.metadata.len(),
+                "a commit's metadata has no room for all that is finished: a restart now would handle {uncovered} \
+                 finished records again; see why the record at offset {committed} does not finish, or choose a \
+                 smaller window"
+            );
+        } else {
+            tracing::info!(topic = %topic, partition, committed, "all that is finished fits into the commit again");
         }
     }
 
@@ -816,6 +852,7 @@ impl Pump {
         };
         let Counts {
             received,
+            already_finished,
             handled,
             skipped,
             dead_lettered,
@@ -824,6 +861,7 @@ impl Pump {
         } = last.counts;
         let report = &mut self.report;
         report.received += received;
+        report.already_finished += already_finished;
         report.handled += handled;
         report.skipped += skipped;
         report.dead_lettered += dead_lettered;
@@ -878,6 +916,7 @@ impl Pump {
                         age: now.saturating_duration_since(at),
                     }),
                     finished_out_of_order: status.held,
+                    beyond_snapshot: status.beyond_snapshot,
                     running: status.running,
                     queued: status.queued,
                     retrying: status.retrying,

@@ -1,0 +1,735 @@
+//! What is finished above a committed offset, as text that the broker keeps beside it.
+//!
+//! A committed offset says only where the unfinished records begin. Its metadata says which of the later ones are
+//! finished already, so that the partition's next owner does not hand them out again. It holds, in printable ASCII:
+//!
+//! - `rc` and the format's version, one digit;
+//! - in base 85: a checksum of the rest; a hash of where it belongs (cluster, group, topic, partition); the offset that
+//!   it stands beside; which of two forms follows; and what is finished, in the form that is shorter: pairs of varints
+//!   (how far to the next range, how long it is), or a bitmap that begins at the committed offset.
+//!
+//! Replication tools copy metadata to other clusters beside translated offsets, people copy it between groups, and
+//! anybody may write it. What does not match is refused: that repeats records, where believing it would lose some.
+
+use std::ops::Range;
+
+/// The longest metadata that brokers take unless told otherwise (`offset.metadata.max.bytes`). They count UTF-16
+/// units, which are characters here.
+pub const LIMIT: usize = 4096;
+
+const MAGIC: &str = "rc";
+const VERSION: char = '1';
+const PREFIX: usize = MAGIC.len() + VERSION.len_utf8();
+const CHECKSUM: usize = 4;
+const RANGES: u8 = 0;
+const BITMAP: u8 = 1;
+
+/// Where a snapshot belongs: a hash of cluster id, group, topic and partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Identity([u8; 6]);
+
+impl Identity {
+    /// A cluster whose id is not known has an empty one: a snapshot written then is believed only by a reader who does
+    /// not know it either.
+    pub fn new(cluster: &str, group: &str, topic: &str, partition: i32) -> Self {
+        let mut bytes = Vec::new();
+        for part in [cluster, group, topic] {
+            // With its length, so that what is cut off one part cannot be made up for by the next.
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(part.as_bytes());
+        }
+        bytes.extend(partition.to_le_bytes());
+        let [a, b, c, d, e, f, ..] = hash(&bytes).to_le_bytes();
+        Self([a, b, c, d, e, f])
+    }
+}
+
+/// What a new ownership is told of those before it.
+#[derive(Debug, Clone, Default)]
+pub struct Inherited {
+    /// Goes into the snapshots of this ownership.
+    pub identity: Identity,
+    pub finished: FinishedAbove,
+}
+
+/// A snapshot as it goes into a commit.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// Empty when nothing is finished above the committed offset, or when not even one range would fit.
+    pub text: String,
+    /// Of what is finished from this offset on nothing is in it: it did not fit.
+    pub cut: Option<i64>,
+}
+
+/// Why a snapshot is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("it was not written by this library")]
+    Foreign,
+    #[error("its format has version {0}, and this library reads version 1")]
+    Version(char),
+    #[error("it has {0} characters, and there are never more than {LIMIT}")]
+    TooLong(usize),
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+    #[error(
+        "it belongs to another cluster, group, topic or partition: it was copied, or written when the cluster's id \
+         was not known"
+    )]
+    Elsewhere,
+    #[error(
+        "it was written beside offset {written}, and stands beside {beside}: the offset was moved"
+    )]
+    OffsetMoved { written: i64, beside: i64 },
+}
+
+/// Writes down what is `finished` (ascending) at or above the `committed` offset, in at most `limit` characters. What
+/// does not fit is cut from the far end. Costs a step a range, and stops where both forms are full.
+pub fn encode(
+    identity: Identity,
+    committed: i64,
+    finished: impl Iterator<Item = Range<i64>>,
+    limit: usize,
+) -> Snapshot {
+    let mut finished = joined(finished).peekable();
+    let Some(first) = finished.peek().map(|range| range.start) else {
+        return Snapshot::default();
+    };
+    let mut head = identity.0.to_vec();
+    push_varint(&mut head, committed as u64);
+    let room = bytes_in(limit.min(LIMIT).saturating_sub(PREFIX));
+    let Some(room) = room.checked_sub(CHECKSUM + head.len() + 1) else {
+        return Snapshot {
+            text: String::new(),
+            cut: Some(first),
+        };
+    };
+    let mut ranges = RangesForm::new(committed, room);
+    let mut bitmap = BitmapForm::new(committed, room);
+    for range in finished {
+        ranges.push(&range);
+        bitmap.push(&range);
+        if ranges.cut.is_some() && bitmap.cut.is_some() {
+            break;
+        }
+    }
+    let (form, data, cut) = match (ranges.cut, bitmap.cut) {
+        (None, None) if bitmap.bytes.len() < ranges.bytes.len() => (BITMAP, bitmap.bytes, None),
+        (None, _) => (RANGES, ranges.bytes, None),
+        (Some(_), None) => (BITMAP, bitmap.bytes, None),
+        (Some(a), Some(b)) if a < b => (BITMAP, bitmap.bytes, Some(b)),
+        (Some(a), Some(_)) => (RANGES, ranges.bytes, Some(a)),
+    };
+    if data.is_empty() {
+        return Snapshot {
+            text: String::new(),
+            cut,
+        };
+    }
+    head.push(form);
+    head.extend(data);
+    Snapshot {
+        text: seal(&head),
+        cut,
+    }
+}
+
+/// Reads what [`encode`] wrote, if it belongs here and stands beside the offset that it was written for.
+///
+/// # Errors
+///
+/// On anything else. No input makes it panic, or use more than some hundred bytes for each of its own.
+pub fn decode(
+    text: &[u8],
+    identity: Identity,
+    committed: i64,
+) -> Result<FinishedAbove, SnapshotError> {
+    if text.is_empty() {
+        return Ok(FinishedAbove::default());
+    }
+    if text.len() > LIMIT {
+        return Err(SnapshotError::TooLong(text.len()));
+    }
+    let body = text
+        .strip_prefix(MAGIC.as_bytes())
+        .ok_or(SnapshotError::Foreign)?;
+    let (version, body) = body
+        .split_first()
+        .filter(|(version, _)| version.is_ascii_digit())
+        .ok_or(SnapshotError::Foreign)?;
+    if char::from(*version) != VERSION {
+        return Err(SnapshotError::Version((*version).into()));
+    }
+    let body = unseal(body)?;
+    let short = SnapshotError::Damaged("it is too short");
+    let (owner, mut data) = body.split_first_chunk().ok_or(short)?;
+    if Identity(*owner) != identity {
+        return Err(SnapshotError::Elsewhere);
+    }
+    let written = take_offset(&mut data)?;
+    if written != committed {
+        return Err(SnapshotError::OffsetMoved {
+            written,
+            beside: committed,
+        });
+    }
+    let (form, data) = data.split_first().ok_or(short)?;
+    let ranges = match *form {
+        RANGES => read_ranges(committed, data)?,
+        BITMAP => read_bitmap(committed, data)?,
+        _ => return Err(SnapshotError::Damaged("its form is not known")),
+    };
+    Ok(FinishedAbove { ranges, passed: 0 })
+}
+
+/// Offsets that an earlier owner finished, as ascending ranges that do not touch. Asked from low to high.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FinishedAbove {
+    ranges: Vec<Range<i64>>,
+    /// How many of the ranges lie below everything that has been asked for.
+    passed: usize,
+}
+
+impl FinishedAbove {
+    /// Whether it holds this offset. No lower one is asked for afterwards.
+    #[inline]
+    pub fn contains(&mut self, offset: i64) -> bool {
+        while let Some(range) = self.ranges.get(self.passed) {
+            if offset < range.end {
+                return range.start <= offset;
+            }
+            self.passed += 1;
+        }
+        self.ranges = Vec::new();
+        self.passed = 0;
+        false
+    }
+
+    /// What of it lies at or above `position`.
+    pub fn from(&self, position: i64) -> impl Iterator<Item = Range<i64>> {
+        self.ranges[self.passed..]
+            .iter()
+            .map(move |range| range.start.max(position)..range.end)
+            .filter(|range| !range.is_empty())
+    }
+}
+
+/// Joins ranges that touch, so that both forms may count on a gap between any two.
+fn joined(ranges: impl Iterator<Item = Range<i64>>) -> impl Iterator<Item = Range<i64>> {
+    let mut ranges = ranges.peekable();
+    std::iter::from_fn(move || {
+        let mut range = ranges.next()?;
+        while let Some(next) = ranges.next_if(|next| next.start <= range.end) {
+            range.end = next.end.max(range.end);
+        }
+        Some(range)
+    })
+}
+
+struct RangesForm {
+    bytes: Vec<u8>,
+    room: usize,
+    /// The lowest offset at which the next range can begin.
+    at: i64,
+    cut: Option<i64>,
+}
+
+impl RangesForm {
+    fn new(committed: i64, room: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            room,
+            at: committed,
+            cut: None,
+        }
+    }
+
+    fn push(&mut self, range: &Range<i64>) {
+        if self.cut.is_some() {
+            return;
+        }
+        let before = self.bytes.len();
+        push_varint(&mut self.bytes, (range.start - self.at) as u64);
+        push_varint(&mut self.bytes, (range.end - range.start - 1) as u64);
+        if self.bytes.len() > self.room {
+            self.bytes.truncate(before);
+            self.cut = Some(range.start);
+        }
+        self.at = range.end + 1;
+    }
+}
+
+struct BitmapForm {
+    bytes: Vec<u8>,
+    base: i64,
+    /// The offset behind the last one that it has room for.
+    end: i64,
+    cut: Option<i64>,
+}
+
+impl BitmapForm {
+    fn new(committed: i64, room: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            base: committed,
+            end: committed.saturating_add(room as i64 * 8),
+            cut: None,
+        }
+    }
+
+    fn push(&mut self, range: &Range<i64>) {
+        if self.cut.is_some() {
+            return;
+        }
+        if range.end > self.end {
+            self.cut = Some(range.start.max(self.end));
+        }
+        let mut bit = (range.start - self.base) as usize;
+        let Ok(end) = usize::try_from(range.end.min(self.end) - self.base) else {
+            return;
+        };
+        if bit >= end {
+            return;
+        }
+        self.bytes.resize(end.div_ceil(8), 0);
+        while bit < end {
+            let (at, low) = (bit / 8, bit % 8);
+            let count = (end - bit).min(8 - low);
+            self.bytes[at] |= (0xff >> (8 - count)) << low;
+            bit += count;
+        }
+    }
+}
+
+/// Gaps and lengths cannot be negative, so ranges ascend and never touch whatever the bytes say.
+fn read_ranges(committed: i64, mut data: &[u8]) -> Result<Vec<Range<i64>>, SnapshotError> {
+    const BEYOND: SnapshotError = SnapshotError::Damaged("a range ends beyond the largest offset");
+    let mut ranges = Vec::new();
+    let mut at = committed;
+    while !data.is_empty() {
+        let start = at.checked_add(take_offset(&mut data)?).ok_or(BEYOND)?;
+        let last = start.checked_add(take_offset(&mut data)?).ok_or(BEYOND)?;
+        let end = last.checked_add(1).ok_or(BEYOND)?;
+        ranges.push(start..end);
+        at = end.checked_add(1).ok_or(BEYOND)?;
+    }
+    Ok(ranges)
+}
+
+fn read_bitmap(committed: i64, data: &[u8]) -> Result<Vec<Range<i64>>, SnapshotError> {
+    if committed.checked_add(data.len() as i64 * 8 + 1).is_none() {
+        return Err(SnapshotError::Damaged(
+            "its bitmap ends beyond the largest offset",
+        ));
+    }
+    let is_set = |bit: usize| data[bit / 8] >> (bit % 8) & 1 == 1;
+    let mut ranges: Vec<Range<i64>> = Vec::new();
+    for bit in (0..data.len() * 8).filter(|bit| is_set(*bit)) {
+        let offset = committed + bit as i64;
+        match ranges.last_mut().filter(|last| last.end == offset) {
+            Some(last) => last.end += 1,
+            None => ranges.push(offset..offset + 1),
+        }
+    }
+    Ok(ranges)
+}
+
+/// Puts prefix and checksum before the bytes and makes text of them.
+fn seal(body: &[u8]) -> String {
+    let mut bytes = checksum(body).to_vec();
+    bytes.extend(body);
+    let mut text = String::from(MAGIC);
+    text.push(VERSION);
+    for group in bytes.chunks(4) {
+        let mut word = [0; 4];
+        word[..group.len()].copy_from_slice(group);
+        let word = u32::from_be_bytes(word);
+        let digits = (0..5).map(|at| word / 85u32.pow(4 - at) % 85);
+        // The low digits of a last, short group say nothing about its bytes.
+        text.extend(
+            digits
+                .take(group.len() + 1)
+                .map(|digit| char::from(ALPHABET[digit as usize])),
+        );
+    }
+    text
+}
+
+fn unseal(text: &[u8]) -> Result<Vec<u8>, SnapshotError> {
+    let mut bytes = Vec::with_capacity(bytes_in(text.len()) + 4);
+    for group in text.chunks(5) {
+        let mut word: u64 = 0;
+        for at in 0..5 {
+            // Digits left out are counted as the highest ones, which makes up for their having been rounded down.
+            let digit = match group.get(at) {
+                Some(&character) => digit(character).ok_or(SnapshotError::Damaged(
+                    "there is a character in it that is never written",
+                ))?,
+                None => 84,
+            };
+            word = word * 85 + u64::from(digit);
+        }
+        let word = u32::try_from(word)
+            .map_err(|_| SnapshotError::Damaged("a group of digits is too large"))?;
+        bytes.extend(&word.to_be_bytes()[..group.len() - 1]);
+    }
+    let (sum, body) = bytes
+        .split_first_chunk()
+        .ok_or(SnapshotError::Damaged("it is too short"))?;
+    if *sum != checksum(body) {
+        return Err(SnapshotError::Damaged("its checksum is wrong"));
+    }
+    Ok(body.to_vec())
+}
+
+/// How many bytes so many characters of base 85 hold.
+fn bytes_in(characters: usize) -> usize {
+    characters / 5 * 4 + (characters % 5).saturating_sub(1)
+}
+
+/// Printable ASCII without what shells, JSON and CSV give a meaning to.
+const ALPHABET: [u8; 85] = {
+    let mut alphabet = [0; 85];
+    let (mut character, mut count) = (b'!', 0);
+    while character <= b'~' {
+        if !matches!(
+            character,
+            b'"' | b'\'' | b'`' | b'\\' | b'$' | b'&' | b',' | b';' | b'|'
+        ) {
+            alphabet[count] = character;
+            count += 1;
+        }
+        character += 1;
+    }
+    assert!(count == 85);
+    alphabet
+};
+
+fn digit(character: u8) -> Option<u8> {
+    ALPHABET.binary_search(&character).ok().map(|at| at as u8)
+}
+
+fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
+    let hash = hash(bytes);
+    ((hash >> 32) as u32 ^ hash as u32).to_le_bytes()
+}
+
+/// FNV-1a: it is stored, so it must be the same in every build and every release.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn push_varint(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+/// A varint that is not larger than an offset can be.
+fn take_offset(bytes: &mut &[u8]) -> Result<i64, SnapshotError> {
+    let mut value: u64 = 0;
+    for shift in (0..63).step_by(7) {
+        let (byte, rest) = bytes
+            .split_first()
+            .ok_or(SnapshotError::Damaged("a number ends too early"))?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value as i64);
+        }
+    }
+    Err(SnapshotError::Damaged("a number is too large"))
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::single_range_in_vec_init,
+    reason = "lists of ranges, some of them with one, are what is tested"
+)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn here() -> Identity {
+        Identity::new("cluster", "group", "topic", 3)
+    }
+
+    fn written(committed: i64, finished: &[Range<i64>], limit: usize) -> Snapshot {
+        encode(here(), committed, finished.iter().cloned(), limit)
+    }
+
+    fn read(text: &str, committed: i64) -> Result<Vec<Range<i64>>, SnapshotError> {
+        decode(text.as_bytes(), here(), committed).map(|finished| finished.ranges)
+    }
+
+    /// A body with a right checksum, as somebody who knows the format could forge it.
+    fn forged(committed: u64, form: u8, data: &[u8]) -> String {
+        let mut body = here().0.to_vec();
+        push_varint(&mut body, committed);
+        body.push(form);
+        body.extend(data);
+        seal(&body)
+    }
+
+    fn form_of(text: &str, committed: i64) -> u8 {
+        let body = unseal(&text.as_bytes()[PREFIX..]).expect("it was just written");
+        let mut data = &body[here().0.len()..];
+        assert_eq!(take_offset(&mut data), Ok(committed));
+        data[0]
+    }
+
+    fn alternate(from: i64, records: i64) -> Vec<Range<i64>> {
+        (0..records)
+            .map(|n| from + 2 * n..from + 2 * n + 1)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for finished in [
+            vec![6..7],
+            vec![5..9],
+            vec![6..10, 12..13, 1_000_000_000_000..1_000_000_000_001],
+            vec![i64::MAX - 3..i64::MAX - 1],
+            alternate(7, 3_000),
+        ] {
+            let snapshot = written(5, &finished, LIMIT);
+            assert_eq!(snapshot.cut, None);
+            assert!(snapshot.text.bytes().all(|byte| byte.is_ascii_graphic()));
+            assert_eq!(read(&snapshot.text, 5), Ok(finished));
+        }
+    }
+
+    #[test]
+    fn nothing_finished_above_is_no_metadata_and_no_metadata_is_nothing_finished() {
+        assert_eq!(written(5, &[], LIMIT), Snapshot::default());
+        assert_eq!(read("", 5), Ok(vec![]));
+    }
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let snapshot = written(0, &[1..3, 3..5, 6..7], LIMIT);
+        assert_eq!(read(&snapshot.text, 0), Ok(vec![1..5, 6..7]));
+    }
+
+    #[test]
+    fn the_shorter_form_is_chosen() {
+        let (few, many) = (
+            written(0, &[1..9_000], LIMIT),
+            written(0, &alternate(1, 500), LIMIT),
+        );
+        assert_eq!(form_of(&few.text, 0), RANGES);
+        assert!(few.text.len() < 30, "{few:?}");
+        assert_eq!(form_of(&many.text, 0), BITMAP);
+        assert!(many.text.len() < 200, "{many:?}");
+    }
+
+    // T9
+    #[test]
+    fn sixty_thousand_alternate_records_stay_within_the_limit_as_a_bitmap_cut_at_the_far_end() {
+        let finished = alternate(1, 60_000);
+        let snapshot = written(0, &finished, LIMIT);
+        let cut = snapshot.cut.expect("15 kB of bitmap do not fit into 4 kB");
+
+        assert!(snapshot.text.len() <= LIMIT);
+        assert!(snapshot.text.len() > LIMIT - 8, "room was left unused");
+        assert_eq!(form_of(&snapshot.text, 0), BITMAP);
+        assert!(cut > 25_000, "the near end is kept, up to {cut}");
+        let near: Vec<_> = finished.into_iter().filter(|r| r.end <= cut).collect();
+        assert_eq!(read(&snapshot.text, 0), Ok(near));
+    }
+
+    #[test]
+    fn a_limit_too_small_for_anything_gives_nothing_and_says_so() {
+        for limit in 0..24 {
+            let snapshot = written(1_000, &[1_001..1_002, 2_000..2_001], limit);
+            assert!(snapshot.text.len() <= limit);
+            assert_eq!(
+                snapshot.cut,
+                Some(if snapshot.text.is_empty() {
+                    1_001
+                } else {
+                    2_000
+                }),
+                "{limit}"
+            );
+        }
+    }
+
+    // T9c
+    #[test]
+    fn a_snapshot_is_believed_only_where_it_was_written() {
+        let text = written(5, &[7..8], LIMIT).text;
+        for (cluster, group, topic, partition) in [
+            ("other", "group", "topic", 3),
+            ("", "group", "topic", 3),
+            ("cluster", "group2", "topic", 3),
+            ("cluster", "group", "topic2", 3),
+            ("cluster", "group", "topic", 4),
+            ("clusterg", "roup", "topic", 3),
+        ] {
+            let elsewhere = Identity::new(cluster, group, topic, partition);
+            assert_eq!(
+                decode(text.as_bytes(), elsewhere, 5),
+                Err(SnapshotError::Elsewhere),
+                "{cluster}/{group}/{topic}/{partition}"
+            );
+        }
+        assert_eq!(
+            read(&text, 6),
+            Err(SnapshotError::OffsetMoved {
+                written: 5,
+                beside: 6
+            })
+        );
+    }
+
+    // T11
+    #[test]
+    fn what_others_wrote_is_refused_with_the_reason() {
+        for foreign in ["AgAAAX9hYmM=", "rc", "rcx", "{\"host\":\"a\"}", "\u{fffd}"] {
+            assert_eq!(read(foreign, 5), Err(SnapshotError::Foreign), "{foreign}");
+        }
+        assert_eq!(
+            decode(b"\xff\xfe", here(), 5),
+            Err(SnapshotError::Foreign),
+            "not even text"
+        );
+        assert_eq!(read("rc2abc", 5), Err(SnapshotError::Version('2')));
+        let long = format!("rc1{}", "!".repeat(LIMIT));
+        assert_eq!(read(&long, 5), Err(SnapshotError::TooLong(LIMIT + 3)));
+        assert!(matches!(read("rc1", 5), Err(SnapshotError::Damaged(_))));
+    }
+
+    // T11
+    #[test]
+    fn forged_numbers_are_refused() {
+        let mut beyond = Vec::new();
+        push_varint(&mut beyond, i64::MAX as u64);
+        push_varint(&mut beyond, 0);
+        let mut huge = Vec::new();
+        push_varint(&mut huge, u64::MAX);
+        push_varint(&mut huge, 1);
+        let mut long = Vec::new();
+        push_varint(&mut long, 1);
+        push_varint(&mut long, i64::MAX as u64 - 1);
+        for (form, data) in [
+            (RANGES, beyond),
+            (RANGES, huge),
+            (RANGES, long),
+            (RANGES, vec![0x80]),
+            (RANGES, vec![1]),
+            (RANGES, vec![0x80; 3_000]),
+            (7, vec![1, 1]),
+        ] {
+            let outcome = read(&forged(5, form, &data), 5);
+            assert!(
+                matches!(outcome, Err(SnapshotError::Damaged(_))),
+                "{form} {data:?}: {outcome:?}"
+            );
+        }
+        let at_the_end = forged(i64::MAX as u64, BITMAP, &[0xff]);
+        assert!(matches!(
+            read(&at_the_end, i64::MAX),
+            Err(SnapshotError::Damaged(_))
+        ));
+    }
+
+    #[test]
+    fn a_set_of_ranges_is_asked_from_low_to_high() {
+        let mut finished = FinishedAbove {
+            ranges: vec![3..5, 9..10],
+            passed: 0,
+        };
+        assert_eq!(finished.from(4).collect::<Vec<_>>(), [4..5, 9..10]);
+        let held: Vec<_> = (0..10).filter(|n| finished.contains(*n)).collect();
+        assert_eq!(held, [3, 4, 9]);
+        assert_eq!(finished.from(10).count(), 0);
+        assert!(!finished.contains(10));
+        assert_eq!(finished, FinishedAbove::default(), "passed, and let go");
+    }
+
+    fn finished_from(committed: i64) -> impl Strategy<Value = Vec<Range<i64>>> {
+        let gap = prop_oneof![8 => 1..4i64, 2 => 1..300i64, 1 => 1..1_000_000_000i64];
+        let length = prop_oneof![8 => 1..3i64, 2 => 1..200i64, 1 => 1..100_000i64];
+        let steps = prop_oneof![
+            7 => prop::collection::vec((gap.clone(), length.clone()), 0..60),
+            1 => prop::collection::vec((gap, length), 3_000..4_000),
+        ];
+        steps.prop_map(move |steps| {
+            let mut at = committed;
+            let range = |(gap, length)| {
+                let start = at + gap;
+                at = start + length;
+                start..at
+            };
+            steps.into_iter().map(range).collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_set_survives_and_a_cut_keeps_the_near_end(
+            finished in finished_from(40),
+            limit in prop_oneof![Just(LIMIT), 0..LIMIT],
+        ) {
+            let snapshot = written(40, &finished, limit);
+            prop_assert!(snapshot.text.len() <= limit);
+            let cut = snapshot.cut.unwrap_or(i64::MAX);
+            let near: Vec<_> = finished
+                .iter()
+                .map(|range| range.start..range.end.min(cut))
+                .filter(|range| !range.is_empty())
+                .collect();
+            if let Some(cut) = snapshot.cut {
+                prop_assert!(finished.iter().any(|range| range.contains(&cut)));
+            }
+            prop_assert_eq!(read(&snapshot.text, 40), Ok(near));
+        }
+
+        #[test]
+        fn no_input_makes_the_reader_panic(
+            text in prop::collection::vec(any::<u8>(), 0..5_000),
+            committed in any::<i64>(),
+        ) {
+            let _ = decode(&text, here(), committed);
+            let _ = decode(&[b"rc1", text.as_slice()].concat(), here(), committed);
+        }
+
+        #[test]
+        fn no_forged_body_makes_the_reader_panic_or_go_wild(
+            data in prop::collection::vec(any::<u8>(), 0..3_000),
+            committed in prop_oneof![0..1_000i64, i64::MAX - 30_000..=i64::MAX],
+            form in 0..3u8,
+        ) {
+            if let Ok(finished) = read(&forged(committed as u64, form, &data), committed) {
+                prop_assert!(finished.len() <= data.len() * 4);
+                prop_assert!(finished.iter().all(|range| committed <= range.start && !range.is_empty()));
+                prop_assert!(finished.windows(2).all(|pair| pair[0].end < pair[1].start));
+            }
+        }
+
+        // T11
+        #[test]
+        fn damaged_text_is_refused(
+            finished in finished_from(40),
+            at in any::<prop::sample::Index>(),
+            change in 1..128u8,
+        ) {
+            prop_assume!(!finished.is_empty());
+            let text = written(40, &finished, LIMIT).text.into_bytes();
+            let mut flipped = text.clone();
+            flipped[at.index(text.len())] ^= change;
+            prop_assert!(decode(&flipped, here(), 40).is_err());
+            let cut = &text[..at.index(text.len())];
+            prop_assert!(cut.is_empty() || decode(cut, here(), 40).is_err());
+        }
+    }
+}
