@@ -35,7 +35,7 @@ pub struct CommitEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitResult {
     Accepted,
-    /// The metadata is longer than this broker takes.
+    /// The metadata is longer than this broker takes: of one partition, or of all that the commit names.
     Shrink,
     /// Passing trouble with a broker, the coordinator or an authorisation: wait, and tell somebody.
     Unavailable,

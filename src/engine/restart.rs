@@ -174,7 +174,10 @@ fn what_finished_above_an_unmoved_watermark_is_committed() {
     let mut life = Life::begin(&kept, Ordering::Unordered);
     life.receive_all(0..5);
     life.finish(2);
-    assert_eq!(ranges(&life.commit(&mut kept)), [2..3]);
+    assert_eq!(
+        ranges(&life.commit(&mut kept)),
+        vec![Range { start: 2, end: 3 }]
+    );
     assert_eq!(life.next_commit(), None, "nothing has changed since");
     life.finish(4);
     let entry = life.commit(&mut kept);
@@ -305,6 +308,27 @@ fn a_broker_that_takes_less_metadata_gets_less_at_once() {
         next.entries[0].metadata.len() <= broker_limit,
         "it is remembered"
     );
+}
+
+#[test]
+fn what_was_inherited_and_does_not_fit_any_more_counts_as_left_out() {
+    let mut kept = Kept::default();
+    let mut first = Life::begin(&kept, Ordering::Unordered);
+    first.receive_all(0..800);
+    (0..400).for_each(|n| first.finish(2 * n + 1));
+    first.commit(&mut kept);
+
+    let mut second = Life::begin(&kept, Ordering::Unordered);
+    second.receive_all(0..10);
+    second.finish(4);
+    second.next_commit().expect("a commit is due");
+    second
+        .engine
+        .commit_answered(&[CommitResult::Shrink], CommitResult::Shrink);
+    let entry = second.engine.next_commit().expect("a smaller one").entries;
+    let named: i64 = ranges(&entry[0]).iter().map(|r| r.end - r.start).sum();
+    assert!(entry[0].cut > 0);
+    assert_eq!(named as usize + entry[0].cut, 401);
 }
 
 #[test]

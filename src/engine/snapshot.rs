@@ -718,7 +718,7 @@ mod tests {
 
         // T11
         #[test]
-        fn damaged_text_is_refused(
+        fn damaged_text_is_refused_or_says_the_same(
             finished in finished_from(40),
             at in any::<prop::sample::Index>(),
             change in 1..128u8,
@@ -727,7 +727,9 @@ mod tests {
             let text = written(40, &finished, LIMIT).text.into_bytes();
             let mut flipped = text.clone();
             flipped[at.index(text.len())] ^= change;
-            prop_assert!(decode(&flipped, here(), 40).is_err());
+            // The last character holds bits that stand for nothing.
+            let outcome = decode(&flipped, here(), 40);
+            prop_assert!(outcome.is_err() || outcome == decode(&text, here(), 40));
             let cut = &text[..at.index(text.len())];
             prop_assert!(cut.is_empty() || decode(cut, here(), 40).is_err());
         }

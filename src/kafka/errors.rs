@@ -8,7 +8,8 @@ use crate::engine::CommitResult;
 pub(super) fn commit_result(error: Option<Code>) -> CommitResult {
     match error {
         None => CommitResult::Accepted,
-        Some(Code::OffsetMetadataTooLarge) => CommitResult::Shrink,
+        // The second: all partitions of one commit together are more than the broker writes in one batch.
+        Some(Code::OffsetMetadataTooLarge | Code::InvalidCommitOffsetSize) => CommitResult::Shrink,
         Some(
             Code::IllegalGeneration
             | Code::UnknownMemberId

@@ -849,6 +849,18 @@ mod tests {
         );
     }
 
+    // T11
+    #[test]
+    fn metadata_is_read_as_bytes_whatever_they_are() {
+        let mut list = TopicPartitionList::new();
+        list.add_partition("t", 0).set_metadata("xyz");
+        list.add_partition("t", 1);
+        // SAFETY: the first element owns three bytes of metadata, which nobody else looks at now.
+        unsafe { (*(*list.ptr()).elems).metadata.cast::<u8>().write(0xff) };
+        assert_eq!(metadata_of(&list), [b"\xffyz".as_slice(), b""]);
+        assert!(metadata_of(&TopicPartitionList::new()).is_empty());
+    }
+
     #[test]
     fn a_refused_commit_says_so() {
         let world = World::new();
