@@ -343,7 +343,9 @@ fn too_much_metadata_of_one_partition_costs_its_neighbours_nothing() {
         engine.assign(Some(0), Some(0), inherited)
     });
     for owner in owners {
-        (0..400).for_each(|offset| drop(engine.receive(owner, offset, None, 1, offset)));
+        for offset in 0..400 {
+            engine.receive(owner, offset, None, 1, offset);
+        }
         while let Some(batch) = engine.next_batch() {
             for job in batch.jobs.iter().filter(|job| job.record % 3 == 1) {
                 engine.finished(batch.owner, job.seq, job.lane, Outcome::Handled);
