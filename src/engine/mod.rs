@@ -278,16 +278,11 @@ impl<R, C> Engine<R, C> {
         // half of the budget is kept so.
         let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
         let size = partition.typical_size();
-        let most = partition
-            .window
-            .room()
-            .min(READ)
-            .min((max_read / size).max(1));
-        if self.bytes == 0 {
-            // Something always passes, be it larger than the whole budget.
-            return most.min((self.config.max_bytes / size).max(1));
-        }
-        most.min(self.config.max_bytes.saturating_sub(self.bytes) / size)
+        let left = self.config.max_bytes.saturating_sub(self.bytes).min(max_read) / size;
+        // One record always passes, be it larger than the whole budget: a partition's backlog, which takes whatever is
+        // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
+        let least = usize::from(partition.bytes == 0);
+        partition.window.room().min(READ).min(left.max(least))
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
