@@ -55,6 +55,8 @@ pub struct Committed {
     version: Option<u64>,
     /// The last answer was an error: this partition is committed alone until it goes through.
     alone: bool,
+    /// That error may have been a neighbour's.
+    doubtful: bool,
     /// Consecutive failures, and when to try again.
     failures: u32,
     not_before: Option<Instant>,
@@ -82,6 +84,10 @@ impl Committed {
         self.alone
     }
 
+    pub fn is_doubtful(&self) -> bool {
+        self.doubtful
+    }
+
     pub fn failures(&self) -> u32 {
         self.failures
     }
@@ -96,7 +102,7 @@ impl Committed {
 
     /// It shared a commit with a partition that failed: what became of its own part is not known.
     pub fn isolate(&mut self) {
-        self.alone = true;
+        (self.alone, self.doubtful) = (true, true);
         self.version = None;
     }
 
@@ -105,7 +111,8 @@ impl Committed {
             .saturating_mul(1 << self.failures.min(8))
             .min(SLOWEST);
         self.failures = self.failures.saturating_add(1);
-        self.isolate();
+        (self.alone, self.doubtful) = (true, false);
+        self.version = None;
         self.not_before = Some(now + pause);
     }
 }

@@ -519,9 +519,9 @@ impl<R, C> Engine<R, C> {
             .filter(|partition| partition.committed.may_send(now));
         let (alone, together): (Vec<_>, Vec<_>) =
             ready.partition(|partition| partition.committed.goes_alone());
-        let chosen = if together.is_empty() {
-            alone.into_iter().take(1).collect()
-        } else {
+        // First those that go alone. They are not many for long, as each either goes through or has to pause, whereas
+        // the others are due again all the time.
+        let chosen = if alone.is_empty() {
             together
         };
         let entries: Vec<_> = chosen
@@ -536,6 +536,8 @@ impl<R, C> Engine<R, C> {
                 .any(|partition| partition.commit_is_due());
             self.next_commit = pending.then(|| now + self.config.commit_interval);
             return None;
+        } else {
+            alone.into_iter().take(1).collect()
         }
         Some(self.send_commit(entries))
     }
@@ -550,9 +552,7 @@ impl<R, C> Engine<R, C> {
             .iter()
             .filter_map(|owner| self.partition(*owner))
             .filter(|partition| partition.commit_is_due())
-            .filter(|partition| {
-                !again || (partition.committed.goes_alone() && partition.committed.failures() == 0)
-            })
+            .filter(|partition| !again || partition.committed.is_doubtful())
             .filter_map(Partition::commit_entry)
             .take(if again { 1 } else { usize::MAX })
             .collect();
