@@ -317,8 +317,10 @@ impl<R, C> Engine<R, C> {
 
     /// The partition's position has passed offsets without records.
     pub fn skip_to(&mut self, owner: Ownership, position: i64) {
-        if let Some(partition) = self.partition_mut(owner) {
-            partition.skip_to(position);
+        if let Some(partition) = self.partition_mut(owner)
+            && partition.skip_to(position)
+        {
+            self.note_change();
         }
     }
 

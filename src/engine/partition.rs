@@ -233,12 +233,13 @@ impl<R> Partition<R> {
         self.slots = slots;
     }
 
-    pub fn skip_to(&mut self, position: i64) {
+    /// `true`: more can be committed than before.
+    pub fn skip_to(&mut self, position: i64) -> bool {
         let before = self.window.committable();
         self.window.skip_to(position);
-        if self.window.committable() != before {
-            self.version += 1;
-        }
+        let moved = self.window.committable() != before;
+        self.version += u64::from(moved);
+        moved
     }
 
     /// Takes up to `turns` turns and `records` records.
