@@ -497,6 +497,14 @@ impl<R, C> Engine<R, C> {
     // ---- commits ----
 
     #[inline]
+    /// A record that was given up will not end, since the consumer does: it stays unfinished, its lane waits, and
+    /// nobody waits for it.
+    pub fn abandon(&mut self, owner: Ownership) {
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.given_up -= 1;
+        }
+    }
+
     fn note_change(&mut self) {
         if self.next_commit.is_none() {
             self.next_commit = Some(self.now + self.config.commit_interval);

@@ -80,6 +80,7 @@ impl Pump {
                     cause.kind.as_str(),
                     cause.message
                 );
+                self.engine.abandon(owner);
                 self.fail(RunErrorKind::RecordFailed, message);
             }
         }
