@@ -65,7 +65,7 @@ pub struct Config {
     pub concurrency: usize,
     /// Records of a partition from the lowest unfinished to the newest.
     pub window: usize,
-    /// Bytes of all unfinished records together.
+    /// Bytes of all unfinished records together. A partition that has none may pass it by one record.
     pub max_bytes: usize,
     pub retry: Arc<Retry>,
     pub commit_interval: Duration,
@@ -427,6 +427,9 @@ impl<R, C> Engine<R, C> {
     }
 
     /// An attempt failed. The record is tried again or given up; its lane waits either way.
+    ///
+    /// Its followers in the turn come back by [`not_started`](Self::not_started) before the time is told again: a retry
+    /// that is due at once would otherwise stand behind them.
     pub fn failed(&mut self, owner: Ownership, failed: Failed<R, C>) {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
@@ -453,9 +456,9 @@ impl<R, C> Engine<R, C> {
         };
         match wait {
             Some(wait) => {
-                partition.counts.retried += 1;
                 if partition.state == State::Running {
-                    let due = self.now + wait;
+                    partition.counts.retried += 1;
+                    let due = later(self.now, wait);
                     let queued = Queued {
                         record: job.record,
                         seq: job.seq,
@@ -494,9 +497,6 @@ impl<R, C> Engine<R, C> {
         self.note_change();
     }
 
-    // ---- commits ----
-
-    #[inline]
     /// A record that was given up will not end, since the consumer does: it stays unfinished, its lane waits, and
     /// nobody waits for it.
     pub fn abandon(&mut self, owner: Ownership) {
@@ -505,9 +505,12 @@ impl<R, C> Engine<R, C> {
         }
     }
 
+    // ---- commits ----
+
+    #[inline]
     fn note_change(&mut self) {
         if self.next_commit.is_none() {
-            self.next_commit = Some(self.now + self.config.commit_interval);
+            self.next_commit = Some(later(self.now, self.config.commit_interval));
         }
     }
 
@@ -533,6 +536,8 @@ impl<R, C> Engine<R, C> {
         // the others are due again all the time.
         let chosen = if alone.is_empty() {
             together
+        } else {
+            alone.into_iter().take(1).collect()
         };
         let entries: Vec<_> = chosen
             .into_iter()
@@ -544,10 +549,8 @@ impl<R, C> Engine<R, C> {
                 .iter()
                 .flatten()
                 .any(|partition| partition.commit_is_due());
-            self.next_commit = pending.then(|| now + self.config.commit_interval);
+            self.next_commit = pending.then(|| later(now, self.config.commit_interval));
             return None;
-        } else {
-            alone.into_iter().take(1).collect()
         }
         Some(self.send_commit(entries))
     }
@@ -628,7 +631,7 @@ impl<R, C> Engine<R, C> {
         self.next_commit = due
             .peek()
             .is_some()
-            .then_some(now + self.config.commit_interval);
+            .then_some(later(now, self.config.commit_interval));
         if due
             .any(|partition| partition.committed.goes_alone() && partition.committed.may_send(now))
         {
@@ -688,6 +691,12 @@ fn find_mut<R>(
         .get_mut(owner.slot as usize)?
         .as_mut()
         .filter(|partition| partition.owner == owner)
+}
+
+/// A wait may be as long as a user likes; the clock ends somewhere.
+fn later(now: Instant, wait: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now + wait.min(FAR)
 }
 
 /// Steele, Lea and Flood's SplitMix64: enough to spread retries.
