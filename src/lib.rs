@@ -8,6 +8,9 @@ mod engine;
 mod execute;
 mod handler;
 pub mod header_names;
+#[doc(hidden)]
+#[cfg(feature = "internals")]
+pub mod internals;
 mod kafka;
 mod message;
 mod origin;

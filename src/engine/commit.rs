@@ -14,8 +14,8 @@ const SLOWEST: Duration = Duration::from_secs(10);
 
 /// What to ask of the broker: one offset for each of these partitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Commit {
-    pub entries: Vec<CommitEntry>,
+pub(crate) struct Commit {
+    pub(crate) entries: Vec<CommitEntry>,
 }
 
 /// One partition's part of a [`Commit`].
@@ -33,7 +33,7 @@ pub struct CommitEntry {
 
 /// How the broker took one partition of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CommitResult {
+pub(crate) enum CommitResult {
     Accepted,
     /// The metadata is longer than this broker takes: of one partition, or of all that the commit names.
     Shrink,
@@ -48,9 +48,9 @@ pub enum CommitResult {
 
 /// What is known of one partition's committed offset.
 #[derive(Debug, Default)]
-pub struct Committed {
+pub(crate) struct Committed {
     /// The broker's last word.
-    pub offset: Option<i64>,
+    pub(crate) offset: Option<i64>,
     /// Version of the state that the broker has acknowledged.
     version: Option<u64>,
     /// The last answer was an error: this partition is committed alone until it goes through.
@@ -63,7 +63,7 @@ pub struct Committed {
 }
 
 impl Committed {
-    pub fn at(offset: Option<i64>) -> Self {
+    pub(crate) fn at(offset: Option<i64>) -> Self {
         Self {
             offset,
             ..Self::default()
@@ -72,27 +72,27 @@ impl Committed {
 
     /// Whether there is a state worth sending. `version` counts every finished record, so that what finished above an
     /// unmoved watermark is due as well.
-    pub fn is_due(&self, version: u64) -> bool {
+    pub(crate) fn is_due(&self, version: u64) -> bool {
         self.version != Some(version) && version > 0
     }
 
-    pub fn may_send(&self, now: Instant) -> bool {
+    pub(crate) fn may_send(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    pub fn goes_alone(&self) -> bool {
+    pub(crate) fn goes_alone(&self) -> bool {
         self.alone
     }
 
-    pub fn is_doubtful(&self) -> bool {
+    pub(crate) fn is_doubtful(&self) -> bool {
         self.doubtful
     }
 
-    pub fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    pub fn accepted(&mut self, offset: i64, version: u64) {
+    pub(crate) fn accepted(&mut self, offset: i64, version: u64) {
         *self = Self {
             offset: Some(offset),
             version: Some(version),
@@ -101,12 +101,12 @@ impl Committed {
     }
 
     /// It shared a commit with a partition that failed: what became of its own part is not known.
-    pub fn isolate(&mut self) {
+    pub(crate) fn isolate(&mut self) {
         (self.alone, self.doubtful) = (true, true);
         self.version = None;
     }
 
-    pub fn failed(&mut self, now: Instant) {
+    pub(crate) fn failed(&mut self, now: Instant) {
         let pause = FIRST_PAUSE
             .saturating_mul(1 << self.failures.min(8))
             .min(SLOWEST);

@@ -31,19 +31,19 @@ pub enum Ordering {
 
 /// A record that waits for its turn.
 #[derive(Debug)]
-pub struct Queued<R> {
-    pub record: R,
-    pub seq: u64,
+pub(crate) struct Queued<R> {
+    pub(crate) record: R,
+    pub(crate) seq: u64,
     /// Calls of the handler made so far on this trip.
-    pub attempts: u32,
+    pub(crate) attempts: u32,
 }
 
 /// Names a lane of one partition. Unordered records share one that is never busy.
-pub type LaneId = u32;
+pub(crate) type LaneId = u32;
 
 /// The lanes of one partition.
 #[derive(Debug)]
-pub enum Lanes<R> {
+pub(crate) enum Lanes<R> {
     Each {
         ready: VecDeque<Queued<R>>,
         out: usize,
@@ -53,7 +53,7 @@ pub enum Lanes<R> {
 }
 
 #[derive(Debug)]
-pub struct Line<R> {
+pub(crate) struct Line<R> {
     queue: VecDeque<Queued<R>>,
     out: usize,
     /// Its first record waits for a retry or a dead letter: nothing behind it may run.
@@ -62,13 +62,13 @@ pub struct Line<R> {
 
 /// How far a turn has come, told by [`Lanes::report`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub(crate) enum Turn {
     Goes,
     Over,
 }
 
 impl<R> Lanes<R> {
-    pub fn new(ordering: Ordering) -> Self {
+    pub(crate) fn new(ordering: Ordering) -> Self {
         match ordering {
             Ordering::Unordered => Self::Each {
                 ready: VecDeque::new(),
@@ -85,7 +85,7 @@ impl<R> Lanes<R> {
 
     /// Puts a record at the end of its lane. `key` is the hash of the record's key, `None` for a record without one.
     #[inline]
-    pub fn push(&mut self, key: Option<u64>, queued: Queued<R>) {
+    pub(crate) fn push(&mut self, key: Option<u64>, queued: Queued<R>) {
         match self {
             Self::Each { ready, .. } => ready.push_back(queued),
             Self::One(line) => line.queue.push_back(queued),
@@ -95,7 +95,7 @@ impl<R> Lanes<R> {
 
     /// Whether [`take_turn`](Self::take_turn) would give something.
     #[inline]
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         match self {
             Self::Each { ready, .. } => !ready.is_empty(),
             Self::One(line) => line.out == 0 && !line.held && !line.queue.is_empty(),
@@ -105,7 +105,7 @@ impl<R> Lanes<R> {
 
     /// Hands over the next turn, at most `most` records, and returns its lane.
     #[inline]
-    pub fn take_turn(
+    pub(crate) fn take_turn(
         &mut self,
         most: usize,
         mut give: impl FnMut(Queued<R>),
@@ -128,7 +128,7 @@ impl<R> Lanes<R> {
 
     /// One record of the lane's turn has come back, whatever its outcome.
     #[inline]
-    pub fn report(&mut self, lane: LaneId) -> Turn {
+    pub(crate) fn report(&mut self, lane: LaneId) -> Turn {
         match self {
             Self::Each { out, .. } => {
                 *out -= 1;
@@ -148,7 +148,7 @@ impl<R> Lanes<R> {
 
     /// The lane waits from now on: its first record is to be retried or dead-lettered. Said before the `report` of
     /// that record, so that nothing behind it slips through.
-    pub fn hold(&mut self, lane: LaneId) {
+    pub(crate) fn hold(&mut self, lane: LaneId) {
         match self {
             Self::Each { .. } => {}
             Self::One(line) => line.held = true,
@@ -157,7 +157,7 @@ impl<R> Lanes<R> {
     }
 
     /// The record that held the lane has finished: those behind it may go on.
-    pub fn release(&mut self, lane: LaneId) {
+    pub(crate) fn release(&mut self, lane: LaneId) {
         match self {
             Self::Each { .. } => {}
             Self::One(line) => line.held = false,
@@ -169,7 +169,7 @@ impl<R> Lanes<R> {
     }
 
     /// Puts a record back in front of its lane: it was handed over and not started, or its retry is due.
-    pub fn push_front(&mut self, lane: LaneId, queued: Queued<R>) {
+    pub(crate) fn push_front(&mut self, lane: LaneId, queued: Queued<R>) {
         match self {
             Self::Each { ready, .. } => ready.push_front(queued),
             Self::One(line) => line.queue.push_front(queued),
@@ -178,7 +178,7 @@ impl<R> Lanes<R> {
     }
 
     /// Turns that are out: handler futures in progress, or about to be.
-    pub fn turns_out(&self) -> usize {
+    pub(crate) fn turns_out(&self) -> usize {
         match self {
             Self::Each { out, .. } => *out,
             Self::One(line) => usize::from(line.out > 0),
@@ -187,7 +187,7 @@ impl<R> Lanes<R> {
     }
 
     /// Forgets all records that have not been handed over. Turns that are out stay.
-    pub fn clear_queued(&mut self) {
+    pub(crate) fn clear_queued(&mut self) {
         match self {
             Self::Each { ready, .. } => ready.clear(),
             Self::One(line) => line.queue.clear(),
@@ -198,7 +198,7 @@ impl<R> Lanes<R> {
 
 /// Lanes by key: a hash table of lanes, each with an intrusive list of records in one shared slab.
 #[derive(Debug)]
-pub struct Keyed<R> {
+pub(crate) struct Keyed<R> {
     by_hash: HashMap<u64, LaneId, BuildHasherDefault<AlreadyHashed>>,
     lanes: Vec<Lane>,
     free_lanes: Vec<LaneId>,
@@ -425,7 +425,7 @@ impl<R> Keyed<R> {
 
 /// The table's keys are hashes already.
 #[derive(Debug, Default)]
-pub struct AlreadyHashed(u64);
+pub(crate) struct AlreadyHashed(u64);
 
 impl Hasher for AlreadyHashed {
     fn finish(&self) -> u64 {

@@ -21,12 +21,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::{
+pub use self::lanes::Ordering;
+#[cfg(feature = "internals")]
+pub(crate) use self::window::{Finish, Window};
+pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
-    lanes::{LaneId, Ordering},
+    lanes::LaneId,
     partition::{Counts, PartitionStatus},
     snapshot::{Identity, Inherited, decode as decode_snapshot},
-    window::Window,
 };
 use self::{
     lanes::{Queued, Turn},
@@ -45,56 +47,56 @@ const LEAST_READ: usize = 64 << 10;
 
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ownership {
+pub(crate) struct Ownership {
     slot: u32,
     id: u32,
 }
 
 impl Ownership {
     /// A small number that no other current ownership has: an index for what is kept beside the engine.
-    pub fn slot(self) -> usize {
+    pub(crate) fn slot(self) -> usize {
         self.slot as usize
     }
 }
 
 /// What the engine is told once.
 #[derive(Debug, Clone)]
-pub struct Config {
-    pub ordering: Ordering,
+pub(crate) struct Config {
+    pub(crate) ordering: Ordering,
     /// Handlers in progress at a time.
-    pub concurrency: usize,
+    pub(crate) concurrency: usize,
     /// Records of a partition from the lowest unfinished to the newest.
-    pub window: usize,
+    pub(crate) window: usize,
     /// Bytes of all unfinished records together. A partition that has none may pass it by one record.
-    pub max_bytes: usize,
-    pub retry: Arc<Retry>,
-    pub commit_interval: Duration,
+    pub(crate) max_bytes: usize,
+    pub(crate) retry: Arc<Retry>,
+    pub(crate) commit_interval: Duration,
     /// Spreads retries; two consumers should not have the same.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// A record that goes to a handler.
 #[derive(Debug)]
-pub struct Job<R> {
-    pub record: R,
-    pub seq: u64,
-    pub lane: LaneId,
+pub(crate) struct Job<R> {
+    pub(crate) record: R,
+    pub(crate) seq: u64,
+    pub(crate) lane: LaneId,
     /// Which call of the handler this is, from 1.
-    pub attempt: u32,
+    pub(crate) attempt: u32,
     /// How many of the jobs behind this one in the batch belong to the same turn: they run after it, or not at all.
-    pub followers: u32,
+    pub(crate) followers: u32,
 }
 
 /// Jobs of one ownership that are handed over in one send.
 #[derive(Debug)]
-pub struct Batch<R> {
-    pub owner: Ownership,
-    pub jobs: Vec<Job<R>>,
+pub(crate) struct Batch<R> {
+    pub(crate) owner: Ownership,
+    pub(crate) jobs: Vec<Job<R>>,
 }
 
 /// How a record was finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Handled,
     /// The handler, a filter or a classifier said that there is nothing to do.
     Skipped,
@@ -106,7 +108,7 @@ pub enum Outcome {
 
 /// What is to be done with a record whose attempt failed.
 #[derive(Debug, Clone)]
-pub enum AfterFailure {
+pub(crate) enum AfterFailure {
     /// Try again by the consumer's schedule, or by the given one.
     Retry(Option<Arc<Retry>>),
     /// Try again after exactly this long, as the handler asked. It counts as an attempt.
@@ -117,27 +119,27 @@ pub enum AfterFailure {
 
 /// A failed attempt.
 #[derive(Debug)]
-pub struct Failed<R, C> {
-    pub job: Job<R>,
-    pub then: AfterFailure,
-    pub cause: C,
+pub(crate) struct Failed<R, C> {
+    pub(crate) job: Job<R>,
+    pub(crate) then: AfterFailure,
+    pub(crate) cause: C,
 }
 
 /// A record that is not going to be tried again. It stays unfinished until [`Engine::settle`] says how it ended.
 #[derive(Debug)]
-pub struct GivenUp<R, C> {
-    pub owner: Ownership,
-    pub seq: u64,
-    pub lane: LaneId,
-    pub record: R,
+pub(crate) struct GivenUp<R, C> {
+    pub(crate) owner: Ownership,
+    pub(crate) seq: u64,
+    pub(crate) lane: LaneId,
+    pub(crate) record: R,
     /// Calls of the handler on this trip.
-    pub attempts: u32,
-    pub cause: C,
+    pub(crate) attempts: u32,
+    pub(crate) cause: C,
 }
 
 /// What [`Engine::receive`] did with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Received {
+pub(crate) enum Received {
     Queued,
     /// An earlier owner has finished it: it counts as finished here too, and is not handed out.
     AlreadyFinished,
@@ -152,7 +154,7 @@ pub enum Received {
 
 /// See the module's first lines.
 #[derive(Debug)]
-pub struct Engine<R, C> {
+pub(crate) struct Engine<R, C> {
     config: Config,
     now: Instant,
     partitions: Vec<Option<Partition<R>>>,
@@ -175,7 +177,7 @@ pub struct Engine<R, C> {
 }
 
 impl<R, C> Engine<R, C> {
-    pub fn new(config: Config, now: Instant) -> Self {
+    pub(crate) fn new(config: Config, now: Instant) -> Self {
         let random = config.seed | 1;
         Self {
             config,
@@ -223,7 +225,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The partition is to be given away: what has not been handed over is dropped, what runs may finish.
-    pub fn drain(&mut self, owner: Ownership) {
+    pub(crate) fn drain(&mut self, owner: Ownership) {
         self.schedule.forget(owner);
         if let Some(partition) = self.partition_mut(owner) {
             partition.state = State::Draining;
@@ -232,14 +234,14 @@ impl<R, C> Engine<R, C> {
     }
 
     /// Nothing of a draining partition is out any more: neither a handler nor a dead letter.
-    pub fn is_drained(&self, owner: Ownership) -> bool {
+    pub(crate) fn is_drained(&self, owner: Ownership) -> bool {
         self.partition(owner)
             .is_none_or(|partition| partition.out == 0 && partition.given_up == 0)
     }
 
     /// The ownership ends. Verdicts, answers and dead letters that still come for it change nothing.
     /// Returns where it stood.
-    pub fn end(&mut self, owner: Ownership) -> Option<PartitionStatus> {
+    pub(crate) fn end(&mut self, owner: Ownership) -> Option<PartitionStatus> {
         let last = self.status(owner)?;
         self.schedule.forget(owner);
         self.given_up.retain(|given_up| given_up.owner != owner);
@@ -252,13 +254,8 @@ impl<R, C> Engine<R, C> {
         Some(last)
     }
 
-    /// Whether that ownership is the current one of its partition.
-    pub fn is_current(&self, owner: Ownership) -> bool {
-        self.partition(owner).is_some()
-    }
-
     /// Stops or goes on handing out records of a partition, as the user asked.
-    pub fn set_paused(&mut self, owner: Ownership, paused: bool) {
+    pub(crate) fn set_paused(&mut self, owner: Ownership, paused: bool) {
         if let Some(partition) = self.partition_mut(owner) {
             partition.paused = paused;
         }
@@ -267,7 +264,7 @@ impl<R, C> Engine<R, C> {
     // ---- intake ----
 
     /// How many records may be read from the partition now.
-    pub fn room(&self, owner: Ownership) -> usize {
+    pub(crate) fn room(&self, owner: Ownership) -> usize {
         let Some(partition) = self.partition(owner) else {
             return 0;
         };
@@ -287,7 +284,7 @@ impl<R, C> Engine<R, C> {
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
     #[inline]
-    pub fn receive(
+    pub(crate) fn receive(
         &mut self,
         owner: Ownership,
         offset: i64,
@@ -316,7 +313,8 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The partition's position has passed offsets without records.
-    pub fn skip_to(&mut self, owner: Ownership, position: i64) {
+    #[allow(dead_code, reason = "nothing asks the client for its position yet")]
+    pub(crate) fn skip_to(&mut self, owner: Ownership, position: i64) {
         if let Some(partition) = self.partition_mut(owner)
             && partition.skip_to(position)
         {
@@ -327,7 +325,7 @@ impl<R, C> Engine<R, C> {
     // ---- time ----
 
     /// Tells the time; retries that are due come back to their lanes.
-    pub fn advance(&mut self, now: Instant) {
+    pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.pace.sample(self.now, self.turns_out > 0);
         while let Some(waiting) = self.schedule.take_due(self.now) {
@@ -339,7 +337,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// When [`advance`](Self::advance) has something to do without any other event.
-    pub fn next_wake(&self) -> Option<Instant> {
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
         let commit = self
             .next_commit
             .filter(|_| self.commit_in_flight.is_none() && !self.hold_commits);
@@ -352,7 +350,7 @@ impl<R, C> Engine<R, C> {
     // ---- handing over ----
 
     /// The next batch for the executors, from the partition whose turn it is.
-    pub fn next_batch(&mut self) -> Option<Batch<R>> {
+    pub(crate) fn next_batch(&mut self) -> Option<Batch<R>> {
         let allowed = (self.config.concurrency + self.pace.ahead()).saturating_sub(self.turns_out);
         if allowed == 0 {
             return None;
@@ -385,7 +383,7 @@ impl<R, C> Engine<R, C> {
 
     /// A handed-over record is finished.
     #[inline]
-    pub fn finished(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
+    pub(crate) fn finished(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
@@ -398,7 +396,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The record starts now: its predecessor in the turn is done.
-    pub fn started(&mut self, owner: Ownership, seq: u64) {
+    pub(crate) fn started(&mut self, owner: Ownership, seq: u64) {
         let now = self.now;
         if let Some(partition) = self.partition_mut(owner) {
             partition.started(seq, now);
@@ -406,7 +404,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// Jobs that were handed over come back untouched, in their order.
-    pub fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<R>>) {
+    pub(crate) fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<R>>) {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
@@ -430,7 +428,7 @@ impl<R, C> Engine<R, C> {
     ///
     /// Its followers in the turn come back by [`not_started`](Self::not_started) before the time is told again: a retry
     /// that is due at once would otherwise stand behind them.
-    pub fn failed(&mut self, owner: Ownership, failed: Failed<R, C>) {
+    pub(crate) fn failed(&mut self, owner: Ownership, failed: Failed<R, C>) {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
@@ -482,12 +480,12 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The next record to dead-letter, or to do with what the user chose.
-    pub fn next_given_up(&mut self) -> Option<GivenUp<R, C>> {
+    pub(crate) fn next_given_up(&mut self) -> Option<GivenUp<R, C>> {
         self.given_up.pop_front()
     }
 
     /// A record that was given up has ended; its lane goes on.
-    pub fn settle(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
+    pub(crate) fn settle(&mut self, owner: Ownership, seq: u64, lane: LaneId, outcome: Outcome) {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
@@ -499,7 +497,7 @@ impl<R, C> Engine<R, C> {
 
     /// A record that was given up will not end, since the consumer does: it stays unfinished, its lane waits, and
     /// nobody waits for it.
-    pub fn abandon(&mut self, owner: Ownership) {
+    pub(crate) fn abandon(&mut self, owner: Ownership) {
         if let Some(partition) = self.partition_mut(owner) {
             partition.given_up -= 1;
         }
@@ -515,7 +513,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The commit that is due now. Until it is answered there is no other.
-    pub fn next_commit(&mut self) -> Option<Commit> {
+    pub(crate) fn next_commit(&mut self) -> Option<Commit> {
         if self.hold_commits
             || self.commit_in_flight.is_some()
             || self.next_commit.is_none_or(|at| at > self.now)
@@ -557,7 +555,7 @@ impl<R, C> Engine<R, C> {
 
     /// A last commit of partitions that are given away, whatever the time: first all together, `again` one by one those
     /// that a failure has left in doubt. `None` when there is no more to send.
-    pub fn final_commit(&mut self, owners: &[Ownership], again: bool) -> Option<Commit> {
+    pub(crate) fn final_commit(&mut self, owners: &[Ownership], again: bool) -> Option<Commit> {
         if self.commit_in_flight.is_some() {
             return None;
         }
@@ -583,13 +581,13 @@ impl<R, C> Engine<R, C> {
         commit
     }
 
-    pub fn commit_in_flight(&self) -> bool {
+    pub(crate) fn commit_in_flight(&self) -> bool {
         self.commit_in_flight.is_some()
     }
 
     /// The broker has answered the commit in flight: `results` for each of its partitions, in its order, as far as the
     /// answer named them, and `overall`.
-    pub fn commit_answered(&mut self, results: &[CommitResult], overall: CommitResult) {
+    pub(crate) fn commit_answered(&mut self, results: &[CommitResult], overall: CommitResult) {
         let Some(commit) = self.commit_in_flight.take() else {
             return;
         };
@@ -640,7 +638,7 @@ impl<R, C> Engine<R, C> {
     }
 
     /// While a rebalance is being answered only the drain's own commits go out.
-    pub fn hold_commits(&mut self, hold: bool) {
+    pub(crate) fn hold_commits(&mut self, hold: bool) {
         self.hold_commits = hold;
         if !hold {
             self.note_change();
@@ -648,24 +646,25 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The broker refused a commit for good.
-    pub fn has_fatal_commit(&self) -> bool {
+    pub(crate) fn has_fatal_commit(&self) -> bool {
         self.fatal_commit
     }
 
     // ---- what can be seen ----
 
-    pub fn status(&self, owner: Ownership) -> Option<PartitionStatus> {
+    pub(crate) fn status(&self, owner: Ownership) -> Option<PartitionStatus> {
         let partition = self.partition(owner)?;
         Some(partition.status(self.schedule.count(owner), self.now))
     }
 
     /// Bytes of all unfinished records.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Turns that are out, over all partitions.
-    pub fn turns_out(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn turns_out(&self) -> usize {
         self.turns_out
     }
 

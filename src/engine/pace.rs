@@ -16,14 +16,14 @@ const LEAST: usize = 4;
 const MOST: usize = 4096;
 
 #[derive(Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     ahead: usize,
     done: usize,
     since: Option<Instant>,
 }
 
 impl Pace {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             ahead: FIRST,
             done: 0,
@@ -32,17 +32,17 @@ impl Pace {
     }
 
     /// Turns that may be out beyond the permits.
-    pub fn ahead(&self) -> usize {
+    pub(crate) fn ahead(&self) -> usize {
         self.ahead
     }
 
     #[inline]
-    pub fn turn_over(&mut self) {
+    pub(crate) fn turn_over(&mut self) {
         self.done += 1;
     }
 
     /// Takes a sample. `busy`: turns are out now.
-    pub fn sample(&mut self, now: Instant, busy: bool) {
+    pub(crate) fn sample(&mut self, now: Instant, busy: bool) {
         if !busy {
             // What comes after a rest is not known: neither starve it nor flood it.
             self.ahead = self.ahead.clamp(FIRST, FIRST * 8);

@@ -17,7 +17,7 @@ use super::{
 const FIRST_SIZE: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     Running,
     /// To be given away: nothing is handed over any more.
     Draining,
@@ -34,7 +34,7 @@ pub struct Counts {
     pub dead_lettered: u64,
     pub dropped: u64,
     /// Failed attempts after which the record was scheduled again.
-    pub retried: u64,
+    pub(crate) retried: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -51,20 +51,20 @@ impl std::ops::AddAssign for Counts {
 
 /// The oldest record that is with a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunningRecord {
-    pub offset: i64,
+pub(crate) struct RunningRecord {
+    pub(crate) offset: i64,
     /// Since it was handed to its handler.
-    pub age: Duration,
-    pub attempt: u32,
+    pub(crate) age: Duration,
+    pub(crate) attempt: u32,
 }
 
 /// What can be seen of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartitionStatus {
-    pub position: Option<i64>,
-    pub committable: Option<i64>,
-    pub committed: Option<i64>,
-    pub commit_failures: u32,
+pub(crate) struct PartitionStatus {
+    pub(crate) position: Option<i64>,
+    pub(crate) committable: Option<i64>,
+    pub(crate) committed: Option<i64>,
+    pub(crate) commit_failures: u32,
     /// Finished above the committable offset.
     pub held: usize,
     /// Of what is finished, how many records the last commit's snapshot had no room for.
@@ -73,12 +73,12 @@ pub struct PartitionStatus {
     pub queued: usize,
     pub retrying: usize,
     /// Given up, its dead letter not acknowledged yet.
-    pub dead_lettering: usize,
-    pub bytes: usize,
-    pub oldest_running: Option<RunningRecord>,
-    pub draining: bool,
-    pub paused: bool,
-    pub counts: Counts,
+    pub(crate) dead_lettering: usize,
+    pub(crate) bytes: usize,
+    pub(crate) oldest_running: Option<RunningRecord>,
+    pub(crate) draining: bool,
+    pub(crate) paused: bool,
+    pub(crate) counts: Counts,
 }
 
 /// What is known of a delivered record beside its offset.
@@ -98,18 +98,18 @@ struct Failing {
 }
 
 #[derive(Debug)]
-pub struct Partition<R> {
-    pub owner: Ownership,
-    pub state: State,
-    pub paused: bool,
-    pub window: Window,
-    pub lanes: Lanes<R>,
-    pub committed: Committed,
-    pub counts: Counts,
+pub(crate) struct Partition<R> {
+    pub(crate) owner: Ownership,
+    pub(crate) state: State,
+    pub(crate) paused: bool,
+    pub(crate) window: Window,
+    pub(crate) lanes: Lanes<R>,
+    pub(crate) committed: Committed,
+    pub(crate) counts: Counts,
     /// Bytes of unfinished records.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Records handed over and not reported.
-    pub out: usize,
+    pub(crate) out: usize,
     /// Records given up and not settled.
     pub given_up: usize,
     /// Finished records that the last commit's snapshot had no room for.
@@ -131,7 +131,7 @@ pub struct Partition<R> {
 }
 
 impl<R> Partition<R> {
-    pub fn new(
+    pub(crate) fn new(
         owner: Ownership,
         config: &Config,
         start: Option<i64>,
@@ -163,7 +163,7 @@ impl<R> Partition<R> {
     }
 
     /// What one more record is expected to take, on the safe side.
-    pub fn typical_size(&self) -> usize {
+    pub(crate) fn typical_size(&self) -> usize {
         self.size.max(1)
     }
 
@@ -234,7 +234,8 @@ impl<R> Partition<R> {
     }
 
     /// `true`: more can be committed than before.
-    pub fn skip_to(&mut self, position: i64) -> bool {
+    #[allow(dead_code, reason = "see Engine::skip_to")]
+    pub(crate) fn skip_to(&mut self, position: i64) -> bool {
         let before = self.window.committable();
         self.window.skip_to(position);
         let moved = self.window.committable() != before;
@@ -243,7 +244,12 @@ impl<R> Partition<R> {
     }
 
     /// Takes up to `turns` turns and `records` records.
-    pub fn take_batch(&mut self, turns: usize, records: usize, now: Instant) -> (Batch<R>, usize) {
+    pub(crate) fn take_batch(
+        &mut self,
+        turns: usize,
+        records: usize,
+        now: Instant,
+    ) -> (Batch<R>, usize) {
         let since = self.clock(now);
         let mut jobs: Vec<Job<R>> = Vec::with_capacity(records.min(turns.max(16)));
         let mut taken = 0;
@@ -291,7 +297,7 @@ impl<R> Partition<R> {
 
     /// Marks a record as finished and returns the bytes that it had kept.
     #[inline]
-    pub fn finish(&mut self, seq: u64, outcome: Outcome) -> usize {
+    pub(crate) fn finish(&mut self, seq: u64, outcome: Outcome) -> usize {
         // The slot is read first: once the window has moved past it, a later record may take it.
         let at = self.slot(seq);
         if self.window.finish(seq) == Finish::Stale {
@@ -313,12 +319,12 @@ impl<R> Partition<R> {
     }
 
     #[inline]
-    pub fn report(&mut self, lane: LaneId) -> Turn {
+    pub(crate) fn report(&mut self, lane: LaneId) -> Turn {
         self.out -= 1;
         self.lanes.report(lane)
     }
 
-    pub fn started(&mut self, seq: u64, now: Instant) {
+    pub(crate) fn started(&mut self, seq: u64, now: Instant) {
         if self.window.is_open(seq) {
             let (at, since) = (self.slot(seq), self.clock(now));
             self.slots[at].since = since;
@@ -326,13 +332,13 @@ impl<R> Partition<R> {
     }
 
     /// The record has come back untouched.
-    pub fn not_started(&mut self, seq: u64) {
+    pub(crate) fn not_started(&mut self, seq: u64) {
         let at = self.slot(seq);
         self.slots[at].since = QUEUED;
     }
 
     /// Notes a failed attempt, and returns for how long the record has been failing.
-    pub fn failed_for(&mut self, seq: u64, now: Instant) -> Duration {
+    pub(crate) fn failed_for(&mut self, seq: u64, now: Instant) -> Duration {
         let failing = self.failing.entry(seq).or_insert(Failing {
             first: now,
             attempts: 0,
@@ -344,7 +350,7 @@ impl<R> Partition<R> {
         now.saturating_duration_since(first)
     }
 
-    pub fn commit_is_due(&self) -> bool {
+    pub(crate) fn commit_is_due(&self) -> bool {
         self.committed.is_due(self.version)
     }
 

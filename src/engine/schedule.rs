@@ -9,13 +9,13 @@ use super::{
 
 /// A record in front of its lane that is handed out again at `due`.
 #[derive(Debug)]
-pub struct Waiting<R> {
-    pub due: Instant,
+pub(crate) struct Waiting<R> {
+    pub(crate) due: Instant,
     /// Breaks ties: what failed first is retried first.
     turn: u64,
-    pub owner: Ownership,
-    pub lane: LaneId,
-    pub queued: Queued<R>,
+    pub(crate) owner: Ownership,
+    pub(crate) lane: LaneId,
+    pub(crate) queued: Queued<R>,
 }
 
 impl<R> PartialEq for Waiting<R> {
@@ -38,20 +38,26 @@ impl<R> Ord for Waiting<R> {
 
 /// All retries of all partitions, soonest first. Bounded by the windows: a waiting record is unfinished.
 #[derive(Debug)]
-pub struct Schedule<R> {
+pub(crate) struct Schedule<R> {
     waiting: BinaryHeap<Waiting<R>>,
     turns: u64,
 }
 
 impl<R> Schedule<R> {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             waiting: BinaryHeap::new(),
             turns: 0,
         }
     }
 
-    pub fn insert(&mut self, due: Instant, owner: Ownership, lane: LaneId, queued: Queued<R>) {
+    pub(crate) fn insert(
+        &mut self,
+        due: Instant,
+        owner: Ownership,
+        lane: LaneId,
+        queued: Queued<R>,
+    ) {
         self.turns += 1;
         self.waiting.push(Waiting {
             due,
@@ -62,18 +68,18 @@ impl<R> Schedule<R> {
         });
     }
 
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         self.waiting.peek().map(|first| first.due)
     }
 
-    pub fn take_due(&mut self, now: Instant) -> Option<Waiting<R>> {
+    pub(crate) fn take_due(&mut self, now: Instant) -> Option<Waiting<R>> {
         if self.next_due()? > now {
             return None;
         }
         self.waiting.pop()
     }
 
-    pub fn count(&self, owner: Ownership) -> usize {
+    pub(crate) fn count(&self, owner: Ownership) -> usize {
         self.waiting
             .iter()
             .filter(|waiting| waiting.owner == owner)
@@ -81,7 +87,7 @@ impl<R> Schedule<R> {
     }
 
     /// Drops what waits for a partition that is given away.
-    pub fn forget(&mut self, owner: Ownership) {
+    pub(crate) fn forget(&mut self, owner: Ownership) {
         self.waiting.retain(|waiting| waiting.owner != owner);
     }
 }

@@ -12,7 +12,7 @@ const FIRST_CAPACITY: usize = 1024;
 
 /// See the module's first lines.
 #[derive(Debug)]
-pub struct Window {
+pub(crate) struct Window {
     /// Offset of the record with sequence `s`, at `s & mask`. Power of two long.
     offsets: Box<[i64]>,
     /// Bit `s & mask` is set when the record with sequence `s` is finished. Bits outside `base..next` are clear.
@@ -30,7 +30,7 @@ pub struct Window {
 
 /// What [`Window::finish`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub(crate) enum Finish {
     /// The watermark moved: more can be committed than before.
     Advanced,
     /// Finished, behind an older record that is not.
@@ -43,7 +43,7 @@ impl Window {
     /// A window that holds at most `limit` records from the lowest unfinished one to the newest.
     ///
     /// `start` is the offset at which consumption begins, where it is known.
-    pub fn new(limit: usize, start: Option<i64>) -> Self {
+    pub(crate) fn new(limit: usize, start: Option<i64>) -> Self {
         let limit = limit.max(1);
         let capacity = limit
             .min(FIRST_CAPACITY)
@@ -64,30 +64,31 @@ impl Window {
     /// How many more records may be delivered now. The bound is on the span, not on how many are unfinished: a ring
     /// that braked on the latter would run over its own tail behind one slow record.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.limit - (self.next - self.base) as usize
     }
 
     /// Records from the lowest unfinished one to the newest.
     #[inline]
-    pub fn span(&self) -> usize {
+    pub(crate) fn span(&self) -> usize {
         (self.next - self.base) as usize
     }
 
     /// Finished records that wait behind an unfinished one.
     #[inline]
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.above
     }
 
     /// The last delivered offset plus one; the start offset before the first delivery.
     #[inline]
-    pub fn position(&self) -> Option<i64> {
+    pub(crate) fn position(&self) -> Option<i64> {
         self.position
     }
 
     /// Moves the position past offsets that hold no records for us, such as transaction markers.
-    pub fn skip_to(&mut self, position: i64) {
+    #[allow(dead_code, reason = "see Engine::skip_to")]
+    pub(crate) fn skip_to(&mut self, position: i64) {
         if self.position.is_none_or(|known| known < position) {
             self.position = Some(position);
         }
@@ -95,7 +96,7 @@ impl Window {
 
     /// What may be committed: the lowest unfinished offset, or the position when all is finished.
     #[inline]
-    pub fn committable(&self) -> Option<i64> {
+    pub(crate) fn committable(&self) -> Option<i64> {
         if self.base == self.next {
             self.position
         } else {
@@ -107,7 +108,7 @@ impl Window {
     ///
     /// The caller keeps to [`room`](Self::room) and to ascending offsets.
     #[inline]
-    pub fn deliver(&mut self, offset: i64) -> u64 {
+    pub(crate) fn deliver(&mut self, offset: i64) -> u64 {
         debug_assert!(self.room() > 0, "delivered into a full window");
         debug_assert!(
             self.position.is_none_or(|position| offset >= position),
@@ -125,26 +126,26 @@ impl Window {
 
     /// The offset of a record that is still in the window.
     #[inline]
-    pub fn offset(&self, seq: u64) -> Option<i64> {
+    pub(crate) fn offset(&self, seq: u64) -> Option<i64> {
         (self.base..self.next)
             .contains(&seq)
             .then(|| self.offsets[(seq & self.mask) as usize])
     }
 
     /// Sequence of the lowest unfinished record.
-    pub fn head(&self) -> Option<u64> {
+    pub(crate) fn head(&self) -> Option<u64> {
         (self.base < self.next).then_some(self.base)
     }
 
     /// Whether that record is in the window and not finished.
     #[inline]
-    pub fn is_open(&self, seq: u64) -> bool {
+    pub(crate) fn is_open(&self, seq: u64) -> bool {
         (self.base..self.next).contains(&seq) && self.word(seq) >> (seq % WORD) & 1 == 0
     }
 
     /// Marks a record as finished and moves the watermark over all that is finished from the bottom.
     #[inline]
-    pub fn finish(&mut self, seq: u64) -> Finish {
+    pub(crate) fn finish(&mut self, seq: u64) -> Finish {
         if !(self.base..self.next).contains(&seq) {
             return Finish::Stale;
         }
@@ -221,7 +222,11 @@ impl Window {
 
     /// Ranges of offsets finished above [`committable`](Self::committable), ascending. Neighbours in the window join
     /// into one range even when offsets are missing between them: what is missing there is not in the log.
-    pub fn finished_ranges(&self) -> FinishedRanges<'_> {
+    #[allow(
+        dead_code,
+        reason = "what finished out of order is not in the commit's metadata yet"
+    )]
+    pub(crate) fn finished_ranges(&self) -> FinishedRanges<'_> {
         FinishedRanges {
             window: self,
             seq: self.base,
@@ -231,7 +236,7 @@ impl Window {
 
 /// Iterator of [`Window::finished_ranges`].
 #[derive(Debug)]
-pub struct FinishedRanges<'a> {
+pub(crate) struct FinishedRanges<'a> {
     window: &'a Window,
     seq: u64,
 }
