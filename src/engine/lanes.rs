@@ -438,3 +438,329 @@ impl Hasher for AlreadyHashed {
         self.0 = hash;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Key = Option<u64>;
+
+    fn push(lanes: &mut Lanes<Key>, seq: u64, key: Key) {
+        lanes.push(
+            key,
+            Queued {
+                record: key,
+                seq,
+                attempts: 0,
+            },
+        );
+    }
+
+    fn take(lanes: &mut Lanes<Key>, most: usize) -> Option<(LaneId, Vec<u64>)> {
+        let mut seqs = Vec::new();
+        let (lane, count) = lanes.take_turn(most, |queued| seqs.push(queued.seq))?;
+        assert_eq!(count, seqs.len());
+        Some((lane, seqs))
+    }
+
+    fn take_all(lanes: &mut Lanes<Key>) -> Vec<Vec<u64>> {
+        std::iter::from_fn(|| take(lanes, 256).map(|(_, seqs)| seqs)).collect()
+    }
+
+    #[test]
+    fn records_of_a_key_go_out_together_and_other_keys_beside_them() {
+        let mut lanes = Lanes::new(Ordering::ByKey);
+        for (seq, key) in [(0, 7), (1, 8), (2, 7), (3, 8), (4, 7)] {
+            push(&mut lanes, seq, Some(key));
+        }
+        assert_eq!(take_all(&mut lanes), [vec![0, 2, 4], vec![1, 3]]);
+        push(&mut lanes, 5, Some(7));
+        assert!(!lanes.is_ready(), "the key has a turn out");
+    }
+
+    #[test]
+    fn a_long_line_of_one_key_does_not_go_out_all_at_once() {
+        let mut lanes = Lanes::new(Ordering::ByKey);
+        (0..100).for_each(|seq| push(&mut lanes, seq, Some(7)));
+        let turns = take_all(&mut lanes);
+        assert_eq!(turns.len(), 1);
+        assert_eq!(turns[0].len(), KEYED_TURN);
+    }
+
+    #[test]
+    fn records_without_a_key_wait_for_nobody() {
+        let mut lanes = Lanes::new(Ordering::ByKey);
+        (0..3).for_each(|seq| push(&mut lanes, seq, None));
+        assert_eq!(take_all(&mut lanes), [[0], [1], [2]]);
+    }
+
+    #[test]
+    fn lanes_of_records_without_a_key_are_used_again() {
+        let mut lanes = Lanes::new(Ordering::ByKey);
+        for seq in 0..10_000 {
+            push(&mut lanes, seq, None);
+            let (lane, _) = take(&mut lanes, 1).unwrap();
+            assert_eq!(lanes.report(lane), Turn::Over);
+        }
+        let Lanes::Keyed(keyed) = lanes else {
+            unreachable!()
+        };
+        assert_eq!((keyed.lanes.len(), keyed.nodes.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_key_that_is_at_work_keeps_its_lane_when_idle_ones_are_swept() {
+        let mut lanes = Lanes::new(Ordering::ByKey);
+        push(&mut lanes, 0, Some(u64::MAX));
+        let (busy, _) = take(&mut lanes, 1).unwrap();
+        push(&mut lanes, 1, Some(u64::MAX - 1));
+        let (failed, _) = take(&mut lanes, 1).unwrap();
+        lanes.hold(failed);
+        lanes.report(failed);
+
+        let keys = 3 * IDLE_LANES as u64;
+        for key in 0..keys {
+            push(&mut lanes, 2 + key, Some(key));
+            let (lane, _) = take(&mut lanes, 1).unwrap();
+            lanes.report(lane);
+        }
+        let Lanes::Keyed(keyed) = &lanes else {
+            unreachable!()
+        };
+        assert!(keyed.by_hash.len() <= 2 * IDLE_LANES, "nothing was swept");
+
+        push(&mut lanes, keys + 2, Some(u64::MAX));
+        push(&mut lanes, keys + 3, Some(u64::MAX - 1));
+        assert!(
+            !lanes.is_ready(),
+            "a record overtook an earlier one of its key"
+        );
+        lanes.report(busy);
+        assert_eq!(take_all(&mut lanes), [[keys + 2]]);
+        lanes.release(failed);
+        assert_eq!(take_all(&mut lanes), [[keys + 3]]);
+    }
+
+    /// What lanes should do, said plainly: per lane the unfinished records in order, and what became of the first.
+    #[derive(Debug, Default)]
+    struct Line {
+        unfinished: VecDeque<u64>,
+        /// Of those, how many are out.
+        out: usize,
+        held: bool,
+    }
+
+    /// The other side of the lanes: turns in the hands of handlers, and failed records.
+    struct World {
+        ordering: Ordering,
+        lanes: Lanes<Key>,
+        lines: BTreeMap<u64, Line>,
+        keys: Vec<Key>,
+        turns: Vec<(LaneId, VecDeque<u64>)>,
+        failed: Vec<(LaneId, u64)>,
+        finished: usize,
+    }
+
+    impl World {
+        fn new(ordering: Ordering) -> Self {
+            Self {
+                ordering,
+                lanes: Lanes::new(ordering),
+                lines: BTreeMap::new(),
+                keys: Vec::new(),
+                turns: Vec::new(),
+                failed: Vec::new(),
+                finished: 0,
+            }
+        }
+
+        fn line(&mut self, seq: u64) -> &mut Line {
+            let name = match (self.ordering, self.keys[seq as usize]) {
+                (Ordering::ByPartition, _) => 0,
+                (Ordering::ByKey, Some(key)) => key,
+                _ => 1_000 + seq,
+            };
+            self.lines.entry(name).or_default()
+        }
+
+        fn queued(&self, seq: u64) -> Queued<Key> {
+            Queued {
+                record: self.keys[seq as usize],
+                seq,
+                attempts: 1,
+            }
+        }
+
+        fn push(&mut self, key: Key) {
+            let seq = self.keys.len() as u64;
+            self.keys.push(key);
+            push(&mut self.lanes, seq, key);
+            self.line(seq).unfinished.push_back(seq);
+        }
+
+        fn take(&mut self, most: usize) {
+            let Some((lane, seqs)) = take(&mut self.lanes, most) else {
+                return;
+            };
+            let line = self.line(seqs[0]);
+            assert!(
+                line.out == 0 && !line.held,
+                "a second turn of a lane is out"
+            );
+            let first: Vec<u64> = line.unfinished.iter().copied().take(seqs.len()).collect();
+            assert_eq!(seqs, first, "a turn starts at the lane's oldest record");
+            line.out = seqs.len();
+            self.turns.push((lane, seqs.into()));
+        }
+
+        /// The first record of a turn comes back.
+        fn report(&mut self, at: usize) -> (LaneId, u64, Turn) {
+            let (lane, turn) = &mut self.turns[at];
+            let (lane, seq) = (*lane, turn.pop_front().unwrap());
+            let over = turn.is_empty();
+            if over {
+                self.turns.remove(at);
+            }
+            self.line(seq).out -= 1;
+            let told = self.lanes.report(lane);
+            let alone = self.ordering == Ordering::Unordered;
+            assert_eq!(told == Turn::Over, over || alone);
+            (lane, seq, told)
+        }
+
+        fn finish(&mut self, at: usize) {
+            let (_, seq, _) = self.report(at);
+            assert_eq!(self.line(seq).unfinished.pop_front(), Some(seq));
+            self.finished += 1;
+        }
+
+        fn fail(&mut self, at: usize) {
+            let (lane, turn) = &self.turns[at];
+            let (lane, seq, behind) = (*lane, turn[0], turn.len() - 1);
+            self.lanes.hold(lane);
+            self.line(seq).held = true;
+            self.report(at);
+            if behind > 0 {
+                self.not_started(at);
+            }
+            self.failed.push((lane, seq));
+        }
+
+        fn not_started(&mut self, at: usize) {
+            let (lane, turn) = self.turns.remove(at);
+            for seq in turn.into_iter().rev() {
+                self.line(seq).out -= 1;
+                let queued = self.queued(seq);
+                self.lanes.push_front(lane, queued);
+                self.lanes.report(lane);
+            }
+        }
+
+        fn retry(&mut self, at: usize) {
+            let (lane, seq) = self.failed.remove(at);
+            let queued = self.queued(seq);
+            self.lanes.push_front(lane, queued);
+            self.lanes.release(lane);
+            self.line(seq).held = false;
+        }
+
+        fn dead_letter(&mut self, at: usize) {
+            let (lane, seq) = self.failed.remove(at);
+            self.lanes.release(lane);
+            let line = self.line(seq);
+            line.held = false;
+            assert_eq!(line.unfinished.pop_front(), Some(seq));
+            self.finished += 1;
+        }
+
+        fn check(&self) {
+            let lines = || self.lines.values();
+            let ready =
+                lines().any(|line| !line.held && line.out == 0 && !line.unfinished.is_empty());
+            assert_eq!(self.lanes.is_ready(), ready);
+            let out = lines().filter(|line| line.out > 0).count();
+            assert_eq!(self.lanes.turns_out(), out);
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(Key, usize),
+        Take(usize),
+        Finish(prop::sample::Index),
+        Fail(prop::sample::Index),
+        NotStarted(prop::sample::Index),
+        Retry(prop::sample::Index),
+        DeadLetter(prop::sample::Index),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let at = any::<prop::sample::Index>;
+        let key = prop::option::weighted(0.8, 0..6u64);
+        let step = prop_oneof![
+            4 => (key, 1..40usize).prop_map(|(key, count)| Step::Push(key, count)),
+            6 => (1..40usize).prop_map(Step::Take),
+            8 => at().prop_map(Step::Finish),
+            2 => at().prop_map(Step::Fail),
+            1 => at().prop_map(Step::NotStarted),
+            2 => at().prop_map(Step::Retry),
+            1 => at().prop_map(Step::DeadLetter),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        #[test]
+        fn lanes_keep_their_order_have_one_turn_out_and_lose_nothing(
+            ordering in prop_oneof![
+                Just(Ordering::Unordered), Just(Ordering::ByKey), Just(Ordering::ByPartition)
+            ],
+            steps in steps(),
+        ) {
+            let mut world = World::new(ordering);
+            for step in steps {
+                let (turns, failed) = (world.turns.len(), world.failed.len());
+                match step {
+                    Step::Push(key, count) => (0..count).for_each(|_| world.push(key)),
+                    Step::Take(most) => world.take(most),
+                    Step::Finish(at) if turns > 0 => world.finish(at.index(turns)),
+                    Step::Fail(at) if turns > 0 => world.fail(at.index(turns)),
+                    Step::NotStarted(at) if turns > 0 => world.not_started(at.index(turns)),
+                    Step::Retry(at) if failed > 0 => world.retry(at.index(failed)),
+                    Step::DeadLetter(at) if failed > 0 => world.dead_letter(at.index(failed)),
+                    _ => {}
+                }
+                world.check();
+            }
+            // Failing records hold back only what is theirs: all others can be finished beside them.
+            loop {
+                if !world.turns.is_empty() {
+                    world.finish(0);
+                } else if world.lanes.is_ready() {
+                    world.take(256);
+                } else {
+                    break;
+                }
+            }
+            let held: usize = world.lines.values().filter(|line| line.held).map(|line| line.unfinished.len()).sum();
+            prop_assert_eq!(world.finished + held, world.keys.len());
+            while !world.failed.is_empty() {
+                world.retry(0);
+            }
+            while world.lanes.is_ready() {
+                world.take(256);
+                while !world.turns.is_empty() {
+                    world.finish(0);
+                }
+            }
+            prop_assert_eq!(world.finished, world.keys.len());
+            world.check();
+        }
+    }
+}

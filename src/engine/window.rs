@@ -271,3 +271,252 @@ impl Iterator for FinishedRanges<'_> {
         Some(offset(first)..offset(end - 1) + 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A window from `start` with these offsets delivered, their sequences being 0, 1, 2 …
+    fn delivered(start: i64, offsets: impl IntoIterator<Item = i64>) -> Window {
+        let mut window = Window::new(1 << 20, Some(start));
+        for offset in offsets {
+            window.deliver(offset);
+        }
+        window
+    }
+
+    // T1
+    #[test]
+    fn gaps_in_the_log_do_not_hold_back_the_watermark() {
+        let mut window = delivered(0, [0, 2, 4, 6]);
+        let committable = [0, 1, 3, 2].map(|seq| {
+            window.finish(seq);
+            window.committable().unwrap()
+        });
+        assert_eq!(committable, [2, 4, 4, 7]);
+    }
+
+    // T2
+    #[test]
+    fn memory_follows_the_records_and_not_the_distance_between_their_offsets() {
+        let mut window = delivered(5, [5, 90, 1_000_007]);
+        for seq in 0..3 {
+            assert_eq!(window.finish(seq), Finish::Advanced);
+        }
+        assert_eq!(window.committable(), Some(1_000_008));
+        assert_eq!(window.offsets.len(), FIRST_CAPACITY);
+    }
+
+    // T3
+    #[test]
+    fn the_watermark_stops_at_the_lowest_unfinished_record() {
+        let mut window = delivered(1, [1, 2, 9]);
+        assert_eq!(window.finish(2), Finish::Held);
+        assert_eq!(window.finish(0), Finish::Advanced);
+        assert_eq!(window.committable(), Some(2));
+        assert_eq!(window.held(), 1);
+        assert_eq!(window.finished_ranges().collect::<Vec<_>>(), [9..10]);
+    }
+
+    // T5
+    #[test]
+    fn the_record_at_offset_zero_counts() {
+        let mut window = delivered(0, [0]);
+        window.finish(0);
+        assert_eq!(window.committable(), Some(1));
+    }
+
+    // T6
+    #[test]
+    fn nothing_beyond_the_start_is_committable_before_a_record_finishes() {
+        let window = delivered(40, 40..50);
+        assert_eq!(window.committable(), Some(40));
+    }
+
+    #[test]
+    fn without_a_start_there_is_nothing_to_commit_before_the_first_record() {
+        let mut window = Window::new(8, None);
+        assert_eq!(window.committable(), None);
+        window.deliver(70);
+        assert_eq!(window.committable(), Some(70));
+    }
+
+    // T15
+    #[test]
+    fn offsets_without_records_are_passed_when_all_is_finished_and_not_before() {
+        let mut window = delivered(0, [0]);
+        window.skip_to(5);
+        assert_eq!(window.committable(), Some(0));
+        window.finish(0);
+        assert_eq!(window.committable(), Some(5));
+        window.skip_to(3);
+        assert_eq!(window.committable(), Some(5), "a position never goes back");
+    }
+
+    #[test]
+    fn finishing_twice_or_what_was_never_delivered_changes_nothing() {
+        let mut window = delivered(0, 0..3);
+        assert_eq!(window.finish(3), Finish::Stale);
+        assert_eq!(window.finish(1), Finish::Held);
+        assert_eq!(window.finish(1), Finish::Stale);
+        assert_eq!(window.held(), 1);
+        assert_eq!(window.finish(0), Finish::Advanced);
+        assert_eq!(window.finish(0), Finish::Stale);
+        assert_eq!(window.committable(), Some(2));
+    }
+
+    #[test]
+    fn one_slow_record_bounds_the_span_however_many_finished_behind_it() {
+        let mut window = Window::new(1_000, Some(0));
+        for offset in 0..1_000 {
+            window.deliver(offset);
+        }
+        for seq in 1..1_000 {
+            window.finish(seq);
+        }
+        assert_eq!((window.room(), window.held()), (0, 999));
+        assert_eq!(window.finish(0), Finish::Advanced);
+        assert_eq!((window.room(), window.held()), (1_000, 0));
+    }
+
+    /// Every delivered record in a list, looked through from the front each time.
+    #[derive(Default)]
+    struct Model {
+        /// Offset and whether it is finished, by sequence.
+        records: Vec<(i64, bool)>,
+        position: i64,
+    }
+
+    impl Model {
+        fn open(&self) -> Option<(u64, i64)> {
+            let first = self.records.iter().position(|(_, finished)| !finished)?;
+            Some((first as u64, self.records[first].0))
+        }
+
+        /// The records from the lowest unfinished one on.
+        fn in_window(&self) -> &[(i64, bool)] {
+            &self.records[self.records.len() - self.span()..]
+        }
+
+        fn committable(&self) -> i64 {
+            self.open().map_or(self.position, |(_, offset)| offset)
+        }
+
+        fn span(&self) -> usize {
+            self.open()
+                .map_or(0, |(seq, _)| self.records.len() - seq as usize)
+        }
+
+        fn ranges(&self) -> Vec<Range<i64>> {
+            let mut ranges: Vec<Range<i64>> = Vec::new();
+            let mut joins = false;
+            for &(offset, finished) in self.in_window() {
+                match ranges.last_mut() {
+                    _ if !finished => {}
+                    Some(last) if joins => last.end = offset + 1,
+                    _ => ranges.push(offset..offset + 1),
+                }
+                joins = finished;
+            }
+            ranges
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// So many records, each so far behind the one before.
+        Deliver(usize, i64),
+        /// Finishes what is this far into the delivered records, and as many behind it, by a stride.
+        Finish(prop::sample::Index, usize, usize),
+        FinishOldest(usize),
+        SkipTo(i64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (1..200usize, 1..4i64).prop_map(|(count, gap)| Step::Deliver(count, gap)),
+            (any::<prop::sample::Index>(), 1..150usize, 1..4usize)
+                .prop_map(|(at, count, stride)| Step::Finish(at, count, stride)),
+            (1..150usize).prop_map(Step::FinishOldest),
+            (0..20i64).prop_map(Step::SkipTo),
+        ];
+        prop::collection::vec(step, 1..40)
+    }
+
+    fn finish_both(window: &mut Window, model: &mut Model, seq: u64) {
+        let before = model.committable();
+        let Some((_, finished)) = model.records.get_mut(seq as usize) else {
+            assert_eq!(window.finish(seq), Finish::Stale);
+            return;
+        };
+        let expected = match std::mem::replace(finished, true) {
+            true => Finish::Stale,
+            false if model.committable() != before => Finish::Advanced,
+            false => Finish::Held,
+        };
+        assert_eq!(window.finish(seq), expected);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_window_does_what_a_plain_list_of_records_would(
+            limit in prop_oneof![1..80usize, 60..70usize, 900..3_000usize],
+            start in 0..100i64,
+            steps in steps(),
+        ) {
+            let mut window = Window::new(limit, Some(start));
+            let mut model = Model { position: start, ..Model::default() };
+            for step in steps {
+                let delivered = model.records.len() as u64;
+                match step {
+                    Step::Deliver(count, gap) => {
+                        for _ in 0..count.min(window.room()) {
+                            let offset = model.position + gap - 1;
+                            let seq = window.deliver(offset);
+                            prop_assert_eq!(seq, model.records.len() as u64);
+                            model.records.push((offset, false));
+                            model.position = offset + 1;
+                        }
+                    }
+                    Step::Finish(at, count, stride) => {
+                        // One beyond the end, now and then.
+                        let first = at.index(delivered as usize + 1);
+                        for seq in (first..).step_by(stride).take(count) {
+                            finish_both(&mut window, &mut model, seq as u64);
+                        }
+                    }
+                    Step::FinishOldest(count) => {
+                        for _ in 0..count {
+                            if let Some((seq, _)) = model.open() {
+                                finish_both(&mut window, &mut model, seq);
+                            }
+                        }
+                    }
+                    Step::SkipTo(by) => {
+                        model.position += by;
+                        window.skip_to(model.position);
+                    }
+                }
+                prop_assert_eq!(window.committable(), Some(model.committable()));
+                prop_assert_eq!(window.position(), Some(model.position));
+                prop_assert_eq!(window.span(), model.span());
+                prop_assert_eq!(window.room(), limit - model.span());
+                prop_assert_eq!(window.head(), model.open().map(|(seq, _)| seq));
+                let ranges = model.ranges();
+                let held = model.in_window().iter().filter(|(_, finished)| *finished).count();
+                prop_assert_eq!(window.held(), held);
+                prop_assert_eq!(window.finished_ranges().collect::<Vec<_>>(), ranges);
+                let first = model.records.len() - model.span();
+                for (at, (offset, finished)) in model.in_window().iter().enumerate() {
+                    let seq = (first + at) as u64;
+                    prop_assert_eq!(window.offset(seq), Some(*offset));
+                    prop_assert_eq!(window.is_open(seq), !finished);
+                }
+            }
+        }
+    }
+}
