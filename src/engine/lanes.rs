@@ -186,6 +186,19 @@ impl<R> Lanes<R> {
         }
     }
 
+    /// Sequences of all records that have not been handed over, in no order.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> Vec<u64> {
+        match self {
+            Self::Each { ready, .. } => ready.iter().map(|queued| queued.seq).collect(),
+            Self::One(line) => line.queue.iter().map(|queued| queued.seq).collect(),
+            Self::Keyed(keyed) => {
+                let items = keyed.nodes.iter().filter_map(|node| node.item.as_ref());
+                items.map(|queued| queued.seq).collect()
+            }
+        }
+    }
+
     /// Forgets all records that have not been handed over. Turns that are out stay.
     pub(crate) fn clear_queued(&mut self) {
         match self {

@@ -13,6 +13,8 @@ mod partition;
 mod restart;
 mod schedule;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::{

@@ -1,0 +1,283 @@
+//! Bounds on records, bytes and handlers, and how partitions share them.
+
+use super::*;
+
+/// Fills partitions as the pump does: as much as there is room for, never more than they have.
+fn read(world: &mut World, owner: Ownership, size: usize, left: &mut usize) {
+    for _ in 0..world.engine.room(owner).min(*left) {
+        let offset = world.status(owner).position.unwrap();
+        let received = world.engine.receive(owner, offset, None, size, offset);
+        assert_eq!(received, Received::Queued);
+        *left -= 1;
+    }
+}
+
+/// Reads for as long as anything is read.
+fn read_all(world: &mut World, owner: Ownership, size: usize, mut left: usize) {
+    while left > 0 && world.engine.room(owner) > 0 {
+        read(world, owner, size, &mut left);
+    }
+}
+
+// R12
+#[test]
+fn intake_waits_when_the_window_is_full_and_goes_on_when_its_oldest_record_finishes() {
+    let mut world = World::with(Ordering::Unordered, |config| {
+        config.window = 1_000;
+        config.concurrency = 1_000;
+    });
+    let owner = world.assign(0);
+    read_all(&mut world, owner, SIZE, 5_000);
+    assert_eq!(world.status(owner).counts.received, 1_000);
+    world.hand_over();
+    for offset in 1..1_000 {
+        world.finish(owner, offset);
+    }
+    assert_eq!(
+        world.engine.room(owner),
+        0,
+        "the span counts, not what is unfinished"
+    );
+    world.finish(owner, 0);
+    assert!(world.engine.room(owner) > 0);
+}
+
+// R12
+#[test]
+fn intake_waits_when_the_bytes_are_used_up() {
+    let budget = 100_000;
+    let mut world = World::with(Ordering::Unordered, |config| config.max_bytes = budget);
+    let owner = world.assign(0);
+    read_all(&mut world, owner, 1_000, 5_000);
+    assert_eq!(world.engine.bytes(), budget);
+    world.hand_over();
+    world.finish(owner, 0);
+    assert_eq!(world.engine.room(owner), 1);
+    world.finish_all();
+    assert_eq!(world.engine.bytes(), 0);
+}
+
+#[test]
+fn a_record_larger_than_all_that_is_allowed_passes_alone() {
+    let mut world = World::with(Ordering::ByKey, |config| config.max_bytes = 1_000);
+    let owner = world.assign(0);
+    for _ in 0..3 {
+        assert_eq!(world.engine.room(owner), 1);
+        read_all(&mut world, owner, 50_000, 3);
+        assert_eq!(world.engine.room(owner), 0);
+        world.finish_all();
+    }
+    assert_eq!(world.handled, [0, 1, 2]);
+}
+
+#[test]
+fn a_partition_that_keeps_nothing_may_read_while_anothers_backlog_takes_all_the_bytes() {
+    let mut world = World::with(Ordering::Unordered, |config| {
+        config.max_bytes = 10_000;
+        config.concurrency = 4;
+    });
+    let (busy, quiet) = (world.assign(0), world.assign(0));
+    let mut backlog = 10_000;
+    let mut few = 20;
+    for _ in 0..200 {
+        // The busy one always asks first, and its records fit where the other's do not.
+        read(&mut world, busy, 100, &mut backlog);
+        read(&mut world, quiet, 1_000, &mut few);
+        assert!(world.engine.bytes() <= 11_000);
+        world.hand_over();
+        let TurnOut { owner, jobs } = &world.turns[0];
+        world.finish(*owner, jobs[0].record);
+    }
+    let handled = world.status(quiet).counts.handled;
+    assert!(
+        handled >= 10,
+        "only {handled} of the quiet partition's records ran"
+    );
+}
+
+// R11
+#[test]
+fn a_large_backlog_does_not_keep_quiet_partitions_waiting() {
+    for ordering in [Ordering::Unordered, Ordering::ByKey] {
+        let mut world = World::with(ordering, |config| config.concurrency = 8);
+        let busy = world.assign(0);
+        let quiet = [0, 1, 2].map(|_| world.assign(0));
+        (0..10_000).for_each(|offset| world.receive(busy, offset, Some(offset as u64)));
+        // Handlers of 10 ms each: until the pace is known.
+        for round in 0..10 {
+            world.hand_over();
+            world.pass(ms(10));
+            (round * 8..(round + 1) * 8).for_each(|offset| world.finish(busy, offset));
+        }
+        for offset in 0..20 {
+            quiet.map(|owner| world.receive(owner, offset, Some(offset as u64)));
+            // Two lots of finished handlers later all three must have got their turn.
+            for _ in 0..2 {
+                let oldest: Vec<_> = world
+                    .turns
+                    .iter()
+                    .take(8)
+                    .map(|turn| (turn.owner, turn.jobs[0].record))
+                    .collect();
+                oldest
+                    .into_iter()
+                    .for_each(|(owner, offset)| world.finish(owner, offset));
+                world.pass(ms(10));
+                world.hand_over();
+            }
+            let at = |owner| {
+                world
+                    .turns
+                    .iter()
+                    .position(|turn: &TurnOut| turn.owner == owner)
+            };
+            for owner in quiet {
+                let handled = world.status(owner).counts.handled;
+                let close = at(owner).is_some_and(|at| at < 16);
+                assert!(
+                    handled > offset as u64 || close,
+                    "{ordering:?}: {offset} still waits"
+                );
+            }
+            while quiet.iter().any(|owner| at_work(&world, *owner)) {
+                let TurnOut { owner, jobs } = &world.turns[0];
+                world.finish(*owner, jobs[0].record);
+            }
+        }
+    }
+}
+
+fn at_work(world: &World, owner: Ownership) -> bool {
+    world.turns.iter().any(|turn| turn.owner == owner)
+}
+
+#[test]
+fn partitions_take_turns() {
+    let mut world = World::with(Ordering::ByPartition, |config| config.concurrency = 3);
+    let owners: Vec<_> = (0..100)
+        .map(|start| world.partition(start..start + 1_000))
+        .collect();
+    let mut turns = vec![0; 100];
+    for _ in 0..1_000 {
+        world.hand_over();
+        let TurnOut { owner, jobs } = &world.turns[0];
+        turns[owner.slot()] += 1;
+        let (owner, last) = (*owner, jobs.len());
+        (0..last).for_each(|_| {
+            let next = world.turns[0].jobs[0].record;
+            world.finish(owner, next);
+        });
+        let position = world.status(owner).position.unwrap();
+        (position..position + last as i64).for_each(|offset| world.receive(owner, offset, None));
+    }
+    assert_eq!(owners.len(), turns.len());
+    assert!(
+        turns.iter().all(|turns| (9..=11).contains(turns)),
+        "{turns:?}"
+    );
+}
+
+#[test]
+fn handlers_in_progress_keep_to_their_number_but_for_a_small_stock() {
+    let mut world = World::with(Ordering::Unordered, |config| config.concurrency = 10);
+    let owner = world.partition(0..5_000);
+    for round in 0..50 {
+        world.hand_over();
+        world.pass(ms(20));
+        (round * 10..(round + 1) * 10).for_each(|offset| world.finish(owner, offset));
+        assert!(world.engine.turns_out() <= 10 + 64);
+    }
+    world.hand_over();
+    let stock = world.engine.turns_out() - 10;
+    assert!(
+        stock <= 4,
+        "{stock} records wait at executors that take 2 ms for one"
+    );
+}
+
+#[test]
+fn handlers_that_are_ready_at_once_get_a_large_stock() {
+    let mut world = World::with(Ordering::Unordered, |config| config.concurrency = 10);
+    let owner = world.assign(0);
+    let mut offset = 0;
+    let mut most = 0;
+    for _ in 0..50 {
+        for _ in 0..1_000 {
+            world.receive(owner, offset, None);
+            offset += 1;
+        }
+        world.hand_over();
+        most = most.max(world.turns.len());
+        world.pass(Duration::from_micros(600));
+        for turn in std::mem::take(&mut world.turns).into_iter().rev().skip(1) {
+            let job = &turn.jobs[0];
+            world
+                .engine
+                .finished(owner, job.seq, job.lane, Outcome::Handled);
+        }
+        world.engine.advance(world.now);
+    }
+    assert!(
+        most > 1_000,
+        "no more than {most} were handed over at a time"
+    );
+}
+
+#[test]
+fn a_paused_partition_is_neither_read_nor_handed_over_and_what_runs_goes_on() {
+    let mut world = World::with(Ordering::ByPartition, |config| config.concurrency = 1);
+    let owner = world.partition(0..300);
+    let other = world.partition(0..1);
+    world.hand_over();
+    world.finish(owner, 0);
+    world.engine.set_paused(owner, true);
+    assert_eq!(world.engine.room(owner), 0);
+    assert!(world.status(owner).paused);
+    world.finish_all();
+    assert_eq!(world.committable(owner), 256, "the turn that was out ends");
+    assert_eq!(world.committable(other), 1);
+
+    world.engine.set_paused(owner, false);
+    assert!(world.engine.room(owner) > 0);
+    world.finish_all();
+    assert_eq!(world.committable(owner), 300);
+}
+
+#[test]
+fn what_can_be_seen_of_a_partition_tells_where_each_record_is() {
+    let mut world = World::with(Ordering::Unordered, |config| config.concurrency = 4);
+    let owner = world.partition(0..100);
+    world.hand_over();
+    world.fail(owner, 0);
+    world.pass(ms(50));
+    world.fail_with(owner, 1, AfterFailure::GiveUp);
+    world.finish(owner, 3);
+    let status = world.status(owner);
+    assert_eq!(
+        (status.retrying, status.dead_lettering, status.held),
+        (1, 1, 1)
+    );
+    assert_eq!(status.running + status.queued, 97);
+    assert_eq!(
+        (status.position, status.committable, status.committed),
+        (Some(100), Some(0), Some(0))
+    );
+    let oldest = status.oldest_running.unwrap();
+    assert_eq!((oldest.offset, oldest.age, oldest.attempt), (2, ms(50), 1));
+
+    world.pass(ms(50));
+    world.hand_over();
+    world.finish_all_but(owner, 0);
+    let oldest = world.status(owner).oldest_running.unwrap();
+    assert_eq!((oldest.offset, oldest.age, oldest.attempt), (0, ms(0), 2));
+}
+
+impl World {
+    fn finish_all_but(&mut self, owner: Ownership, kept: i64) {
+        for offset in self.running() {
+            if offset != kept {
+                self.finish(owner, offset);
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What is committed, when, and what the broker's answers change.
+
+use super::{CommitResult::*, *};
+
+/// A world with one partition of ten records, all handed over.
+fn ten() -> (World, Ownership) {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.partition(0..10);
+    world.hand_over();
+    (world, owner)
+}
+
+// T1
+#[test]
+fn gaps_in_the_log_are_committed_over() {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.assign(0);
+    [0, 2, 4, 6].map(|offset| world.receive(owner, offset, None));
+    world.hand_over();
+    for (offset, committable) in [(0, 2), (2, 4), (6, 4), (4, 7)] {
+        world.finish(owner, offset);
+        assert_eq!(world.committable(owner), committable);
+    }
+    world.commit_all();
+    assert_eq!(world.committed(owner), 7);
+}
+
+// T2
+#[test]
+fn far_apart_offsets_are_committed_over() {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.assign(5);
+    [5, 90, 1_000_007].map(|offset| world.receive(owner, offset, None));
+    world.finish_all();
+    world.commit_all();
+    assert_eq!(world.committed(owner), 1_000_008);
+}
+
+// T3
+#[test]
+fn a_commit_stops_at_the_lowest_unfinished_record() {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.assign(1);
+    [1, 2, 9].map(|offset| world.receive(owner, offset, None));
+    world.hand_over();
+    world.finish(owner, 9);
+    world.finish(owner, 1);
+    world.commit_all();
+    assert_eq!(world.committed(owner), 2);
+}
+
+// T4
+#[test]
+fn records_that_are_all_skipped_are_committed_over() {
+    let (mut world, owner) = ten();
+    (0..10).for_each(|offset| world.end_with(owner, offset, Outcome::Skipped));
+    world.commit_all();
+    assert_eq!(world.committed(owner), 10);
+    assert_eq!(world.status(owner).counts.skipped, 10);
+}
+
+// T5
+#[test]
+fn the_only_record_at_offset_zero_is_committed_over() {
+    let mut world = World::new(Ordering::ByKey);
+    let owner = world.partition(0..1);
+    world.finish_all();
+    world.commit_all();
+    assert_eq!(world.committed(owner), 1);
+}
+
+// T6
+#[test]
+fn nothing_is_committed_when_nothing_has_finished() {
+    let (mut world, owner) = ten();
+    world.pass(10 * SECOND);
+    assert_eq!(world.commit(), None);
+    world.engine.drain(owner);
+    assert_eq!(world.engine.final_commit(&[owner], false), None);
+    assert_eq!(world.engine.end(owner).unwrap().committable, Some(0));
+}
+
+#[test]
+fn a_start_that_nobody_committed_is_committed_before_the_first_record() {
+    let mut world = World::new(Ordering::ByKey);
+    let owner = world.engine.assign(Some(40), None);
+    assert_eq!(world.commit(), Some(vec![(owner, 40)]));
+    world.answer(&[Accepted]);
+    world.pass(10 * SECOND);
+    assert_eq!(world.commit(), None);
+}
+
+#[test]
+fn commits_are_an_interval_apart() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    assert_eq!(world.sleep(), Some(SECOND));
+    world.pass(ms(999));
+    assert_eq!(world.commit(), None);
+    world.pass(ms(1));
+    assert_eq!(world.commit(), Some(vec![(owner, 1)]));
+}
+
+// T7
+#[test]
+fn what_finishes_while_a_commit_is_in_flight_is_committed_without_new_traffic() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    world.pass(SECOND);
+    assert_eq!(world.commit(), Some(vec![(owner, 1)]));
+    world.finish(owner, 1);
+    world.pass(SECOND);
+    assert_eq!(world.commit(), None, "one is in flight");
+    world.answer(&[Accepted]);
+    assert_eq!(world.committed(owner), 1);
+
+    let sleep = world.sleep().expect("there is something to wake up for");
+    world.pass(sleep);
+    assert_eq!(world.commit(), Some(vec![(owner, 2)]));
+    world.answer(&[Accepted]);
+    assert_eq!(world.committed(owner), 2);
+    assert_eq!(world.sleep(), None);
+}
+
+// T8
+#[test]
+fn after_a_commit_that_failed_committed_catches_up_by_itself() {
+    for failure in [Unavailable, Rejoining] {
+        let (mut world, owner) = ten();
+        world.finish(owner, 0);
+        world.pass(SECOND);
+        assert!(world.commit().is_some());
+        world.answer(&[failure]);
+        assert_eq!(
+            (world.committed(owner), world.status(owner).commit_failures),
+            (0, 1)
+        );
+
+        let mut sent = None;
+        for _ in 0..5 {
+            world.pass(world.sleep().expect("it must be tried again"));
+            sent = world.commit();
+            if sent.is_some() {
+                break;
+            }
+        }
+        assert_eq!(sent, Some(vec![(owner, 1)]), "{failure:?}");
+        world.answer(&[Accepted]);
+        assert_eq!(
+            (world.committed(owner), world.status(owner).commit_failures),
+            (1, 0)
+        );
+    }
+}
+
+// R5
+#[test]
+fn a_commit_that_keeps_failing_is_not_retried_in_a_tight_loop() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    let mut sent = 0;
+    for _ in 0..6_000 {
+        world.pass(ms(10));
+        if world.commit().is_some() {
+            sent += 1;
+            world.answer(&[Rejoining]);
+        }
+    }
+    assert!((5..=12).contains(&sent), "{sent} commits in a minute");
+    assert!(!world.engine.has_fatal_commit());
+
+    // The last one before the partition goes away carries it all the same.
+    world.engine.hold_commits(true);
+    world.engine.drain(owner);
+    let last = world.engine.final_commit(&[owner], false).map(offsets);
+    assert_eq!(last, Some(vec![(owner, 1)]));
+}
+
+// R5b
+#[test]
+fn a_partition_that_fails_is_committed_alone_and_the_others_move_on_under_traffic() {
+    let mut world = World::new(Ordering::Unordered);
+    let owners = [0, 1, 2].map(|_| world.partition(0..1_000));
+    let bad = owners[1];
+    world.hand_over();
+    let mut alone = 0;
+    for offset in 0..1_000 {
+        for owner in owners {
+            world.hand_over();
+            world.finish(owner, offset);
+        }
+        world.pass(ms(100));
+        // Each finishes more while a commit is in flight: none of them is ever at rest.
+        if let Some(commit) = world.commit() {
+            let results: Vec<_> = commit
+                .iter()
+                .map(|(owner, _)| if *owner == bad { Unavailable } else { Accepted })
+                .collect();
+            alone += usize::from(commit.len() == 1 && commit[0].0 == bad);
+            world.answer(&results);
+        }
+    }
+    assert_eq!(world.committed(bad), 0);
+    assert!(alone >= 5, "it was tried alone only {alone} times");
+    for owner in [owners[0], owners[2]] {
+        assert!(world.committed(owner) > 900, "{}", world.committed(owner));
+        assert_eq!(world.status(owner).commit_failures, 0);
+    }
+    assert!(world.status(bad).commit_failures > 0);
+}
+
+// R5b
+#[test]
+fn partitions_in_doubt_are_committed_again_under_traffic_of_the_others() {
+    let mut world = World::new(Ordering::Unordered);
+    let owners = [0, 1, 2].map(|_| world.partition(0..1_000));
+    for owner in owners {
+        world.hand_over();
+        world.finish(owner, 0);
+    }
+    world.pass(SECOND);
+    assert_eq!(world.commit().unwrap().len(), 3);
+    world.answer(&[Accepted, Unavailable, Accepted]);
+    let mut again = Vec::new();
+    for offset in 1..4 {
+        world.hand_over();
+        world.finish(owners[0], offset);
+        let commit = world.commit().expect("doubt does not wait");
+        again.extend(commit.iter().map(|(owner, _)| *owner));
+        world.answer(&vec![Accepted; commit.len()]);
+    }
+    assert_eq!(again, owners, "one by one, none twice");
+}
+
+#[test]
+fn an_answer_that_names_other_partitions_is_an_error_for_all() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    world.pass(SECOND);
+    world.commit();
+    world.answer(&[]);
+    assert_eq!(world.committed(owner), 0);
+    world.pass(SECOND);
+    assert_eq!(world.commit(), Some(vec![(owner, 1)]));
+    world.engine.commit_answered(&[Accepted], Unavailable);
+    assert_eq!(world.committed(owner), 0);
+}
+
+#[test]
+fn a_commit_that_is_refused_for_good_is_told() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    world.pass(SECOND);
+    world.commit();
+    world.answer(&[Fatal]);
+    assert!(world.engine.has_fatal_commit());
+}
+
+#[test]
+fn only_the_drains_own_commit_is_sent_while_partitions_are_given_away() {
+    let mut world = World::new(Ordering::Unordered);
+    let (going, staying) = (world.partition(0..3), world.partition(0..3));
+    world.hand_over();
+    world.finish(going, 0);
+    world.finish(staying, 0);
+    world.engine.hold_commits(true);
+    world.engine.drain(going);
+    world.pass(10 * SECOND);
+    assert_eq!(world.commit(), None);
+    assert_eq!(world.sleep(), None);
+
+    let last = world.engine.final_commit(&[going], false).map(offsets);
+    assert_eq!(last, Some(vec![(going, 1)]));
+    world.answer(&[Accepted]);
+    assert_eq!(world.engine.final_commit(&[going], true), None);
+    world.engine.end(going);
+    world.engine.hold_commits(false);
+    world.commit_all();
+    assert_eq!(world.committed(staying), 1);
+}
+
+#[test]
+fn a_last_commit_waits_for_the_one_in_flight() {
+    let (mut world, owner) = ten();
+    world.finish(owner, 0);
+    world.pass(SECOND);
+    world.commit();
+    world.finish(owner, 1);
+    world.engine.drain(owner);
+    assert_eq!(world.engine.final_commit(&[owner], false), None);
+    world.answer(&[Accepted]);
+    let last = world.engine.final_commit(&[owner], false).map(offsets);
+    assert_eq!(last, Some(vec![(owner, 2)]));
+}
+
+#[test]
+fn a_last_commit_that_leaves_partitions_in_doubt_is_followed_by_one_for_each() {
+    let mut world = World::new(Ordering::Unordered);
+    let owners = [0, 1, 2].map(|_| world.partition(0..1));
+    world.hand_over();
+    world.finish(owners[2], 0);
+    // This one has failed before.
+    world.pass(SECOND);
+    world.commit();
+    world.answer(&[Unavailable]);
+    world.finish(owners[0], 0);
+    world.finish(owners[1], 0);
+
+    owners.map(|owner| world.engine.drain(owner));
+    let first = world.engine.final_commit(&owners, false);
+    assert_eq!(first.unwrap().entries.len(), 3);
+    world.answer(&[Accepted, Unavailable, Accepted]);
+    let mut each = Vec::new();
+    while let Some(commit) = world.engine.final_commit(&owners, true) {
+        let commit = offsets(commit);
+        world.answer(&[if commit[0].0 == owners[1] {
+            Unavailable
+        } else {
+            Accepted
+        }]);
+        each.extend(commit);
+    }
+    assert_eq!(each, owners.map(|owner| (owner, 1)));
+    assert_eq!(world.committed(owners[2]), 1);
+}
+
+// T14
+#[test]
+fn partitions_with_one_number_of_two_topics_are_committed_apart() {
+    let mut world = World::new(Ordering::ByKey);
+    let (one, other) = (world.assign(0), world.assign(500));
+    world.receive(one, 0, Some(1));
+    world.receive(other, 500, Some(1));
+    world.hand_over();
+    world.finish(other, 500);
+    world.commit_all();
+    assert_eq!([world.committed(one), world.committed(other)], [0, 501]);
+}
+
+// T15
+#[test]
+fn passing_transaction_markers_is_committed_without_new_traffic() {
+    let (mut world, owner) = ten();
+    (0..10).for_each(|offset| world.finish(owner, offset));
+    world.commit_all();
+    world.engine.skip_to(owner, 12);
+    world.pass(world.sleep().expect("there is something to commit"));
+    assert_eq!(world.commit(), Some(vec![(owner, 12)]));
+}
