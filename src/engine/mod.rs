@@ -46,6 +46,7 @@ const BATCH: usize = 256;
 const READ: usize = 256;
 /// Bytes that one read may always bring.
 const LEAST_READ: usize = 64 << 10;
+const FIRST_READ: usize = 16;
 
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -281,7 +282,9 @@ impl<R, C> Engine<R, C> {
         // One record always passes, be it larger than the whole budget: a partition's backlog, which takes whatever is
         // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
         let least = usize::from(partition.bytes == 0);
-        partition.window.room().min(READ).min(left.max(least))
+        // What a partition's records weigh is learned from the first ones: few of them, then more.
+        let read = READ.min(FIRST_READ + partition.counts.received as usize);
+        partition.window.room().min(read).min(left.max(least))
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
