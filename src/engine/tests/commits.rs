@@ -15,7 +15,9 @@ fn ten() -> (World, Ownership) {
 fn gaps_in_the_log_are_committed_over() {
     let mut world = World::new(Ordering::Unordered);
     let owner = world.assign(0);
-    [0, 2, 4, 6].map(|offset| world.receive(owner, offset, None));
+    for offset in [0, 2, 4, 6] {
+        world.receive(owner, offset, None);
+    }
     world.hand_over();
     for (offset, committable) in [(0, 2), (2, 4), (6, 4), (4, 7)] {
         world.finish(owner, offset);
@@ -30,7 +32,9 @@ fn gaps_in_the_log_are_committed_over() {
 fn far_apart_offsets_are_committed_over() {
     let mut world = World::new(Ordering::Unordered);
     let owner = world.assign(5);
-    [5, 90, 1_000_007].map(|offset| world.receive(owner, offset, None));
+    for offset in [5, 90, 1_000_007] {
+        world.receive(owner, offset, None);
+    }
     world.finish_all();
     world.commit_all();
     assert_eq!(world.committed(owner), 1_000_008);
@@ -41,7 +45,9 @@ fn far_apart_offsets_are_committed_over() {
 fn a_commit_stops_at_the_lowest_unfinished_record() {
     let mut world = World::new(Ordering::Unordered);
     let owner = world.assign(1);
-    [1, 2, 9].map(|offset| world.receive(owner, offset, None));
+    for offset in [1, 2, 9] {
+        world.receive(owner, offset, None);
+    }
     world.hand_over();
     world.finish(owner, 9);
     world.finish(owner, 1);
@@ -306,7 +312,9 @@ fn a_last_commit_that_leaves_partitions_in_doubt_is_followed_by_one_for_each() {
     world.finish(owners[0], 0);
     world.finish(owners[1], 0);
 
-    owners.map(|owner| world.engine.drain(owner));
+    for owner in owners {
+        world.engine.drain(owner);
+    }
     let first = world.engine.final_commit(&owners, false);
     assert_eq!(first.unwrap().entries.len(), 3);
     world.answer(&[Accepted, Unavailable, Accepted]);

@@ -393,7 +393,7 @@ impl Life {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(192))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn whatever_happens_no_record_is_lost_doubled_overtaken_or_committed_over(
