@@ -89,7 +89,7 @@ fn nothing_is_committed_when_nothing_has_finished() {
 #[test]
 fn a_start_that_nobody_committed_is_committed_before_the_first_record() {
     let mut world = World::new(Ordering::ByKey);
-    let owner = world.engine.assign(Some(40), None);
+    let owner = world.engine.assign(Some(40), None, Inherited::default());
     assert_eq!(world.commit(), Some(vec![(owner, 40)]));
     world.answer(&[Accepted]);
     world.pass(10 * SECOND);

@@ -262,7 +262,7 @@ fn an_offset_that_went_back_needs_a_new_ownership() {
         "nothing was taken in"
     );
     world.engine.end(owner);
-    let new = world.engine.assign(Some(3), None);
+    let new = world.engine.assign(Some(3), None, Inherited::default());
     assert_eq!(
         world.commit(),
         Some(vec![(new, 3)]),
