@@ -4,8 +4,9 @@ use std::time::Duration;
 
 /// How often, and after which delays, a failed record is tried again.
 ///
-/// The default is `Retry::exponential` from 100 ms to 30 s and five attempts: it rides out a failover of what a handler
-/// talks to, and gives up on a bad record before a lane that waits for it has stood for long.
+/// The default is `Retry::exponential` from 100 ms to 30 s and five attempts, 1.5 s from first to last: it rides out a
+/// hiccup of what a handler talks to, and gives up on a bad record before a lane that waits for it has stood for long.
+/// For outages allow more, for all errors or by a [`Classifier`](crate::Classifier) for those that mean one.
 ///
 /// ```
 /// use std::time::Duration;

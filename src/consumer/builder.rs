@@ -21,6 +21,24 @@ use crate::{
 const MAX_CONCURRENCY: usize = 1 << 20;
 
 /// Puts a [`ReliableConsumer`] together. Only servers, group and topics have no default.
+///
+/// ```
+/// use std::time::Duration;
+/// use reliable_consumer::{DeadLetter, Ordering, ReliableConsumer, Retry};
+///
+/// let consumer = ReliableConsumer::builder()
+///     .bootstrap_servers("kafka-1:9092,kafka-2:9092")
+///     .group_id("billing")
+///     .topics(["orders", "refunds"])
+///     .ordering(Ordering::ByKey)
+///     .concurrency(200)
+///     .retry(Retry::exponential(Duration::from_millis(200), Duration::from_secs(60)).max_attempts(8))
+///     .handler_timeout(Duration::from_secs(20))
+///     .dead_letter(DeadLetter::topic("billing.dlq"))
+///     .property("session.timeout.ms", "30000")
+///     .build()?;
+/// # Ok::<(), reliable_consumer::BuildError>(())
+/// ```
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct Builder {
     properties: Properties,
@@ -170,14 +188,21 @@ impl Builder {
         self
     }
 
-    /// Decides by the type of an error what happens to its record. Default: every error is retried.
+    /// Decides by the type of an error what happens to its record. Default: every error is retried. It is not asked
+    /// where the handler has said so itself, nor about panics, timeouts and payloads that cannot be decoded.
     pub fn classifier(mut self, classifier: impl Classifier) -> Self {
         self.classifier = Some(Arc::new(classifier));
         self
     }
 
     /// Skips records for which `wanted` says no, before they are decoded. They count as finished. It runs on the
-    /// runtime's threads and must be quick.
+    /// runtime's threads, before each attempt, and must be quick.
+    ///
+    /// ```
+    /// # use reliable_consumer::{Record, ReliableConsumer};
+    /// let builder = ReliableConsumer::builder()
+    ///     .filter(|record: &Record| record.headers().get("event-type") == Some(b"order-paid"));
+    /// ```
     pub fn filter(mut self, wanted: impl Fn(&Record) -> bool + Send + Sync + 'static) -> Self {
         self.filter = Some(Arc::new(wanted));
         self
@@ -206,12 +231,20 @@ impl Builder {
 
     /// Any property of librdkafka's consumer. Connection settings are used for dead letters too. A name that does not
     /// exist, or one that would break what this library promises, is an error at [`build`](Self::build).
+    ///
+    /// ```
+    /// use reliable_consumer::ReliableConsumer;
+    ///
+    /// let builder = ReliableConsumer::builder().bootstrap_servers("localhost:9092").group_id("g").topic("t");
+    /// let error = builder.property("enable.auto.commit", "true").build().unwrap_err();
+    /// assert!(error.to_string().starts_with("property `enable.auto.commit` cannot be set"));
+    /// ```
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.set(name, value);
         self
     }
 
-    /// Gives tokens for `sasl.mechanisms=OAUTHBEARER`.
+    /// Gives tokens for `sasl.mechanisms=OAUTHBEARER`, which needs the cargo feature `ssl`. Default: none.
     pub fn oauth_token_provider(mut self, provider: impl OAuthTokenProvider) -> Self {
         self.oauth = Some(Arc::new(provider));
         self

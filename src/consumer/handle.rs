@@ -46,6 +46,10 @@ impl ConsumerHandle {
 
     /// Ends the run in order, within [`shutdown_timeout`](super::Builder::shutdown_timeout): see
     /// [`shutdown_within`](Self::shutdown_within).
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::NotRunning`] if it has ended already; so for all of these methods.
     pub fn shutdown(&self) -> Result<(), HandleError> {
         self.shutdown_within(self.shutdown_timeout)
     }
@@ -54,6 +58,10 @@ impl ConsumerHandle {
     /// committed, the group is left. Returns at once; the run's own result is the report.
     ///
     /// A shorter time given later holds.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::NotRunning`] if it has ended already.
     pub fn shutdown_within(&self, limit: Duration) -> Result<(), HandleError> {
         self.send(Control::Shutdown(limit))
     }
@@ -107,6 +115,10 @@ impl ConsumerHandle {
 
     /// Where everything stands. Answered by the consumer's own thread within 15 s or not at all; before the run begins,
     /// the answer waits for that.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::NotRunning`] after the run has ended, [`HandleError::TimedOut`] after 15 s.
     pub async fn status(&self) -> Result<Status, HandleError> {
         let (answer, answered) = oneshot::channel();
         self.send(Control::Status(answer))?;

@@ -10,13 +10,17 @@ use crate::{
 
 /// Which handler is for which topic.
 ///
-/// ```
-/// use reliable_consumer::{Bytes, HandlerResult, Message, Routes, Text};
+/// ```no_run
+/// use reliable_consumer::{Bytes, HandlerResult, Message, ReliableConsumer, Routes, Text};
 ///
 /// async fn sign_up(_: &Message<Text>) -> HandlerResult { Ok(()) }
 /// async fn payment(_: &Message<Bytes>) -> HandlerResult { Ok(()) }
 ///
+/// # async fn example(consumer: ReliableConsumer) -> Result<(), Box<dyn std::error::Error>> {
 /// let routes = Routes::new().topic("sign-ups", sign_up).topic("payments", payment);
+/// consumer.run_routes(routes).await?;
+/// # Ok(())
+/// # }
 /// ```
 ///
 /// A topic that is assigned and has no route ends the run with an error: nothing is passed over silently.

@@ -51,29 +51,49 @@ impl Subscription {
 
 /// Where a group begins in a partition for which it has committed nothing yet.
 ///
-/// `auto.offset.reset` is not used: it would also move a group whose committed offset has been deleted, silently.
+/// That is a new group, a group that was empty for longer than the brokers' `offsets.retention.minutes`, and a partition
+/// that was added to a topic later. `auto.offset.reset` is not used: it would also move a group whose committed offset
+/// has been deleted, silently. That ends the run instead, with
+/// [`RunErrorKind::OffsetOutOfRange`](crate::RunErrorKind::OffsetOutOfRange).
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use reliable_consumer::{ReliableConsumer, StartPolicy};
+///
+/// let yesterday = SystemTime::now() - Duration::from_secs(24 * 3600);
+/// let builder = ReliableConsumer::builder().start(StartPolicy::Time(yesterday));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum StartPolicy {
     /// At the oldest record there is: nothing is missed. The default.
     #[default]
     Earliest,
-    /// At the end: only what is produced from now on.
+    /// At the end: only what is produced from now on. In a partition that is added later, records from before it was
+    /// noticed are passed over.
     Latest,
-    /// At the first record with this timestamp or a later one.
+    /// At the first record with this timestamp or a later one; at the end if there is none.
     Time(SystemTime),
     /// Nowhere: the run ends with an error. For groups whose offsets must exist.
     Refuse,
 }
 
 /// What becomes of a record that is not going to be tried again, when there is no dead-letter topic.
+///
+/// ```
+/// use reliable_consumer::{Exhausted, ReliableConsumer};
+///
+/// // A cache that is refreshed anyway: better stale in places than standing still.
+/// let builder = ReliableConsumer::builder().exhausted(Exhausted::Skip);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Exhausted {
-    /// The run ends with an error that names the record, which stays uncommitted. The default: nothing is lost.
+    /// The run ends with an error that names the record, which stays uncommitted and is the first to come again. Its
+    /// kind is [`RunErrorKind::RecordFailed`](crate::RunErrorKind::RecordFailed). The default: nothing is lost.
     #[default]
     Stop,
-    /// The record is logged as an error, counted, and passed over.
+    /// The record is logged as an error, counted in [`Report::dropped`](crate::Report::dropped), and passed over.
     Skip,
 }
 

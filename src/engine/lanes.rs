@@ -16,7 +16,17 @@ const NIL: u32 = u32::MAX;
 /// Idle lanes are kept (a key often comes back at once) until there are this many.
 const IDLE_LANES: usize = 4096;
 
-/// Which records may run at the same time.
+/// Which records may run at the same time, within [`Builder::concurrency`](crate::Builder::concurrency).
+///
+/// The order is kept through retries: a record that waits for its next attempt, or for its dead letter to be
+/// acknowledged, holds back what has to come after it. There is no order across partitions or topics.
+///
+/// ```
+/// use reliable_consumer::{Ordering, ReliableConsumer};
+///
+/// // E-mails may go out in any order.
+/// let mailer = ReliableConsumer::builder().ordering(Ordering::Unordered).concurrency(500);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ordering {
     /// Every record on its own: the most concurrency, no order at all.

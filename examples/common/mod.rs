@@ -1,0 +1,78 @@
+//! What the examples share: where Kafka is, topics to play with, records in them, and knowing when all is done.
+
+#![allow(dead_code)] // Each example uses a part of it.
+
+use std::{error::Error, time::Duration};
+
+use rdkafka::{
+    ClientConfig,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    error::RDKafkaErrorCode,
+    producer::{FutureProducer, FutureRecord},
+};
+use reliable_consumer::{ConsumerHandle, PartitionStatus};
+
+pub type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+pub fn brokers() -> String {
+    std::env::var("KAFKA_BROKERS").unwrap_or_else(|_| "localhost:9092".into())
+}
+
+fn client() -> ClientConfig {
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", brokers());
+    client
+}
+
+/// Creates the topics that do not exist yet.
+pub async fn create_topics<const N: usize>(names: [&str; N], partitions: i32) -> Result<()> {
+    let admin: AdminClient<DefaultClientContext> = client().create()?;
+    // As many replicas as the cluster makes by default.
+    let topics = names.map(|name| NewTopic::new(name, partitions, TopicReplication::Fixed(-1)));
+    let within = AdminOptions::new().operation_timeout(Some(Duration::from_secs(10)));
+    for created in admin.create_topics(&topics, &within).await? {
+        match created {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((topic, error)) => return Err(format!("topic {topic}: {error}").into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes these keys and values, and returns when the brokers have them all.
+pub async fn produce<K: AsRef<str>, V: AsRef<str>>(
+    topic: &str,
+    records: impl IntoIterator<Item = (K, V)>,
+) -> Result<()> {
+    let producer: FutureProducer = client().set("acks", "all").create()?;
+    let mut sent = Vec::new();
+    for (key, value) in records {
+        let record = FutureRecord::to(topic).key(key.as_ref());
+        let record = record.payload(value.as_ref());
+        sent.push(producer.send_result(record).map_err(|(error, _)| error)?);
+    }
+    for delivery in sent {
+        delivery.await?.map_err(|(error, _)| error)?;
+    }
+    Ok(())
+}
+
+/// Completes when everything in the consumer's partitions is finished and committed, or after 20 s.
+pub async fn caught_up(handle: ConsumerHandle) {
+    let done = |partition: &PartitionStatus| {
+        partition.committed == partition.position
+            && partition
+                .lag
+                .is_some_and(|lag| lag.records == 0 && lag.age < Duration::from_secs(1))
+    };
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let Ok(status) = handle.status().await else {
+            continue;
+        };
+        if !status.partitions.is_empty() && status.partitions.iter().all(done) {
+            return;
+        }
+    }
+}
