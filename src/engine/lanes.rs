@@ -113,6 +113,15 @@ impl<R> Lanes<R> {
         }
     }
 
+    /// Whether every record has been handed over, or waits elsewhere for its retry.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Each { ready, .. } => ready.is_empty(),
+            Self::One(line) => line.queue.is_empty(),
+            Self::Keyed(keyed) => keyed.queued == 0,
+        }
+    }
+
     /// Hands over the next turn, at most `most` records, and returns its lane.
     #[inline]
     pub(crate) fn take_turn(
@@ -231,6 +240,8 @@ pub(crate) struct Keyed<R> {
     /// Lanes with records and no turn out, longest waiting first.
     ready: VecDeque<LaneId>,
     turns_out: usize,
+    /// Records in all lanes together.
+    queued: usize,
 }
 
 #[derive(Debug)]
@@ -268,6 +279,7 @@ impl<R> Keyed<R> {
             free_node: NIL,
             ready: VecDeque::new(),
             turns_out: 0,
+            queued: 0,
         }
     }
 
@@ -338,6 +350,7 @@ impl<R> Keyed<R> {
 
     #[inline]
     fn new_node(&mut self, queued: Queued<R>, next: u32) -> u32 {
+        self.queued += 1;
         if self.free_node == NIL {
             self.nodes.push(Node {
                 item: Some(queued),
@@ -385,6 +398,7 @@ impl<R> Keyed<R> {
         let at = &mut self.lanes[lane as usize];
         (at.head, at.ready, at.out) = (head, false, taken as u32);
         self.turns_out += 1;
+        self.queued -= taken;
         Some((lane, taken))
     }
 
@@ -434,6 +448,7 @@ impl<R> Keyed<R> {
         self.ready.clear();
         self.nodes.clear();
         self.free_node = NIL;
+        self.queued = 0;
         for lane in &mut self.lanes {
             (lane.head, lane.tail, lane.ready) = (NIL, NIL, false);
         }

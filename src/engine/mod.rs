@@ -41,9 +41,11 @@ use self::{
 use crate::backoff::Retry;
 
 /// Records in one batch. A batch crosses to the executors in one send.
-const BATCH: usize = 256;
+const BATCH: usize = 1024;
+/// Buffers of batches that are kept: as many as are out when handlers are quick.
+const SPENT: usize = 8;
 /// Records taken from a partition in one read, so that none keeps the pump for long.
-const READ: usize = 256;
+const READ: usize = 1024;
 /// Bytes that one read may always bring.
 const LEAST_READ: usize = 64 << 10;
 const FIRST_READ: usize = 16;
@@ -171,6 +173,8 @@ pub(crate) struct Engine<R, C> {
     pace: Pace,
     schedule: Schedule<R>,
     given_up: VecDeque<GivenUp<R, C>>,
+    /// Buffers of batches that have been worked off, for the next ones.
+    spent: Vec<Vec<Job<R>>>,
     random: u64,
     next_commit: Option<Instant>,
     commit_in_flight: Option<Commit>,
@@ -194,6 +198,7 @@ impl<R, C> Engine<R, C> {
             pace: Pace::new(),
             schedule: Schedule::new(),
             given_up: VecDeque::new(),
+            spent: Vec::new(),
             random,
             next_commit: None,
             commit_in_flight: None,
@@ -278,7 +283,12 @@ impl<R, C> Engine<R, C> {
         // half of the budget is kept so.
         let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
         let size = partition.typical_size();
-        let left = self.config.max_bytes.saturating_sub(self.bytes).min(max_read) / size;
+        let left = self
+            .config
+            .max_bytes
+            .saturating_sub(self.bytes)
+            .min(max_read)
+            / size;
         // One record always passes, be it larger than the whole budget: a partition's backlog, which takes whatever is
         // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
         let least = usize::from(partition.bytes == 0);
@@ -377,11 +387,30 @@ impl<R, C> Engine<R, C> {
             } else {
                 1
             };
-            let (batch, taken) = partition.take_batch(turns.min(BATCH), BATCH, self.now);
+            let buffer = self.spent.pop().unwrap_or_default();
+            let (batch, taken) = partition.take_batch(turns.min(BATCH), BATCH, self.now, buffer);
             self.turns_out += taken;
             return Some(batch);
         }
         None
+    }
+
+    /// Gives back the empty buffer of a batch.
+    pub fn reuse(&mut self, spent: Vec<Job<R>>) {
+        debug_assert!(spent.is_empty());
+        if spent.capacity() > 0 && self.spent.len() < SPENT {
+            self.spent.push(spent);
+        }
+    }
+
+    /// Whether more could be handed over or read, or a drain could end, once records that are out were reported.
+    pub fn waits_for_reports(&self) -> bool {
+        self.turns_out > 0
+            && self.partitions.iter().flatten().any(|partition| {
+                partition.out > 0 && partition.state == State::Draining
+                    || !partition.lanes.is_empty()
+                    || self.room(partition.owner) == 0
+            })
     }
 
     // ---- verdicts ----
@@ -668,7 +697,6 @@ impl<R, C> Engine<R, C> {
     }
 
     /// Turns that are out, over all partitions.
-    #[cfg(test)]
     pub(crate) fn turns_out(&self) -> usize {
         self.turns_out
     }

@@ -243,15 +243,16 @@ impl<R> Partition<R> {
         moved
     }
 
-    /// Takes up to `turns` turns and `records` records.
+    /// Takes up to `turns` turns and `records` records, into an empty buffer.
     pub(crate) fn take_batch(
         &mut self,
         turns: usize,
         records: usize,
         now: Instant,
+        mut jobs: Vec<Job<R>>,
     ) -> (Batch<R>, usize) {
         let since = self.clock(now);
-        let mut jobs: Vec<Job<R>> = Vec::with_capacity(records.min(turns.max(16)));
+        jobs.reserve(records.min(turns.max(16)));
         let mut taken = 0;
         let mask = self.slots.len() - 1;
         while taken < turns && jobs.len() < records {

@@ -7,12 +7,12 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context as TaskContext, Poll, Waker},
-    time::{Duration, Instant},
+    time::Instant,
     vec,
 };
 
 use super::{
-    Context, Done, Report, Tasks, Work,
+    Context, Done, Report, SLICE, Tasks, Work,
     turn::{Attempted, PendingTurn, Slot, attempt, judge, poll_slot},
 };
 use crate::{
@@ -22,8 +22,6 @@ use crate::{
     record::Record,
 };
 
-/// How long an executor works on a batch before it lets others have the rest.
-const SLICE: Duration = Duration::from_millis(1);
 /// Handlers that are known to be quick are timed together, this many at a time at the most.
 const LONGEST_STRIDE: usize = 32;
 
@@ -60,19 +58,33 @@ struct Outcomes {
     done: Vec<Done>,
     failed: Vec<Failed<Record, super::Cause>>,
     not_started: Vec<Job<Record>>,
+    spent: Vec<Job<Record>>,
 }
 
 impl Outcomes {
     fn report(&mut self, context: &Context) {
+        self.report_quietly(context);
+        context.reports.wake_if_wanted();
+    }
+
+    /// For when this executor goes on at once: it wakes the pump before it waits for anything.
+    fn report_quietly(&mut self, context: &Context) {
         if self.done.is_empty() && self.failed.is_empty() && self.not_started.is_empty() {
             return;
         }
-        context.reports.send(Report::Batch {
+        let urgent = !self.failed.is_empty() || !self.not_started.is_empty();
+        let report = Report::Batch {
             owner: self.owner,
             done: mem::take(&mut self.done),
             failed: mem::take(&mut self.failed),
             not_started: mem::take(&mut self.not_started),
-        });
+            spent: mem::take(&mut self.spent),
+        };
+        if urgent {
+            context.reports.send(report);
+        } else {
+            context.reports.send_quietly(report);
+        }
     }
 }
 
@@ -125,22 +137,31 @@ where
     C: Fn(&Job<Record>) -> F + Clone + Send + 'static,
 {
     let Work {
-        batch: Batch { owner, jobs },
+        batch: Batch {
+            owner,
+            jobs: mut buffer,
+        },
+        mut done,
         fence,
         driver,
     } = work;
+    done.reserve(buffer.len());
     let mut outcomes = Outcomes {
         owner,
-        done: Vec::with_capacity(jobs.len()),
+        done,
         failed: Vec::new(),
         not_started: Vec::new(),
+        spent: Vec::new(),
     };
-    let mut jobs = jobs.into_iter();
+    let mut jobs = buffer.drain(..);
     let mut slot: Slot<F> = Box::pin(None);
     let wanted = || !fence.is_closed();
-    if !context.permits.try_take() && !context.permits.take(wanted).await {
-        outcomes.not_started.extend(jobs);
-        return outcomes.report(context);
+    if !context.permits.try_take() {
+        context.reports.wake_if_wanted();
+        if !context.permits.take(wanted).await {
+            outcomes.not_started.extend(jobs);
+            return outcomes.report(context);
+        }
     }
     loop {
         // `unconstrained`: the runtime's budget would make the 129th ready handler look pending.
@@ -167,13 +188,11 @@ where
                         owner,
                         jobs: jobs.by_ref().collect(),
                     },
+                    done: Vec::new(),
                     fence: Arc::clone(&fence),
                     driver: Arc::clone(&driver),
                 };
-                // The queue is unbounded and lives as long as its executors: this is refused only at the end.
-                if let Err(refused) = context.requeue.try_send(rest) {
-                    outcomes.not_started.extend(refused.into_inner().batch.jobs);
-                }
+                context.queue.push([rest]);
                 context.permits.give_back();
                 return outcomes.report(context);
             }
@@ -204,12 +223,14 @@ where
         }
     }
     context.permits.give_back();
-    outcomes.report(context);
+    drop(jobs);
+    outcomes.spent = buffer;
+    outcomes.report_quietly(context);
 }
 
 /// Runs handlers for as long as they are ready at once.
 fn run_ready<F: Future<Output = Attempted>>(
-    jobs: &mut vec::IntoIter<Job<Record>>,
+    jobs: &mut vec::Drain<'_, Job<Record>>,
     slot: &mut Slot<F>,
     context: &Context,
     wanted: impl Fn() -> bool,

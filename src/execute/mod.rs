@@ -7,16 +7,17 @@
 
 mod drive;
 mod permits;
+mod queue;
 mod turn;
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
         mpsc,
     },
     thread::Thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::task::JoinHandle;
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 pub(crate) use self::{
     drive::{Drive, Driver},
     permits::Permits,
+    queue::Queue,
 };
 use crate::{
     backoff::Retry,
@@ -32,6 +34,9 @@ use crate::{
     engine::{AfterFailure, Batch, Failed, Job, LaneId, Outcome, Ownership},
     record::Record,
 };
+
+/// How long an executor keeps its thread: for a batch before it lets others have the rest, and in all before it yields.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// Why an attempt failed, as it will stand in a dead letter.
 #[derive(Debug, Clone)]
@@ -59,6 +64,8 @@ impl Fence {
 /// A batch on its way to an executor.
 pub(crate) struct Work {
     pub(crate) batch: Batch<Record>,
+    /// Empty, for what comes of the batch: buffers travel round rather than through the allocator.
+    pub(crate) done: Vec<Done>,
     pub(crate) fence: Arc<Fence>,
     pub(crate) driver: Arc<dyn Drive>,
 }
@@ -79,6 +86,8 @@ pub(crate) enum Report {
         done: Vec<Done>,
         failed: Vec<Failed<Record, Cause>>,
         not_started: Vec<Job<Record>>,
+        /// The batch's own buffer, empty now, when all of the batch is reported.
+        spent: Vec<Job<Record>>,
     },
     /// Of one record in a task of its own, and which record of its turn has started since.
     One {
@@ -99,18 +108,44 @@ pub(crate) enum Report {
 pub(crate) struct Reports {
     sender: mpsc::Sender<Report>,
     pump: Thread,
+    /// Whether the pump has a use for reports of records that are done: something waits behind them.
+    wanted: Arc<AtomicBool>,
 }
 
 impl Reports {
     pub(crate) fn new(sender: mpsc::Sender<Report>, pump: Thread) -> Self {
-        Self { sender, pump }
+        Self {
+            sender,
+            pump,
+            wanted: Arc::default(),
+        }
     }
 
+    /// Sends what the pump has to act on.
     pub(crate) fn send(&self, report: Report) {
+        self.send_quietly(report);
+        self.pump.unpark();
+    }
+
+    /// Sends what is no news to anybody unless something waits for it, see [`wake_if_wanted`](Self::wake_if_wanted).
+    fn send_quietly(&self, report: Report) {
         // The pump is gone only after every ownership has ended: nobody would act on the report.
-        if self.sender.send(report).is_ok() {
+        let _ = self.sender.send(report);
+    }
+
+    fn wake_if_wanted(&self) {
+        // Either this sees that the pump wants reports, or the pump, which looks once more after saying so, sees them.
+        fence(Ordering::SeqCst);
+        if self.wanted.load(Ordering::Relaxed) {
             self.pump.unpark();
         }
+    }
+
+    /// Said by the pump. `true`: it has to look for reports once more before it sleeps.
+    pub(crate) fn set_wanted(&self, wanted: bool) -> bool {
+        let newly = !self.wanted.swap(wanted, Ordering::Relaxed) && wanted;
+        fence(Ordering::SeqCst);
+        newly
     }
 }
 
@@ -119,9 +154,7 @@ pub(crate) type Filter = Arc<dyn Fn(&Record) -> bool + Send + Sync>;
 
 /// What all executors share.
 pub(crate) struct Context {
-    pub(crate) queue: async_channel::Receiver<Work>,
-    /// To give back what would take too long.
-    pub(crate) requeue: async_channel::Sender<Work>,
+    pub(crate) queue: Queue,
     pub(crate) permits: Permits,
     pub(crate) reports: Reports,
     pub(crate) handler_timeout: Option<Duration>,
@@ -156,14 +189,28 @@ impl Drop for Tasks {
     }
 }
 
-/// One executor: lives until the queue is closed, or is aborted together with the handlers that it started.
+/// One executor: lives until it is aborted, together with the handlers that it started.
 pub(crate) async fn run(context: Arc<Context>) {
     let mut tasks = Tasks::default();
-    while let Ok(work) = context.queue.recv().await {
+    let mut since = Instant::now();
+    loop {
+        let work = match context.queue.try_pop() {
+            Some(work) => work,
+            None => {
+                // Reports of whole batches have not woken the pump: there was work left. Now there is not.
+                context.reports.wake_if_wanted();
+                let work = context.queue.pop().await;
+                since = Instant::now();
+                work
+            }
+        };
         let driver = Arc::clone(&work.driver);
         driver.drive(work, &context, &mut tasks).await;
         // Handlers that are ready at once never give the thread back by themselves.
-        tokio::task::yield_now().await;
+        if since.elapsed() >= SLICE {
+            tokio::task::yield_now().await;
+            since = Instant::now();
+        }
     }
 }
 

@@ -284,6 +284,7 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
                             done: Vec::new(),
                             failed: vec![failed],
                             not_started,
+                            spent: Vec::new(),
                         },
                         None,
                     )
@@ -301,6 +302,7 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
                 done: Vec::new(),
                 failed: Vec::new(),
                 not_started,
+                spent: Vec::new(),
             });
         }
     }

@@ -15,8 +15,8 @@ use crate::{
     record::{ChunkBuilder, Timestamp, TimestampKind},
 };
 
-/// Bytes set aside for a chunk before its records are seen; larger ones grow.
-const RESERVE: usize = 64 << 10;
+/// Room made for a batch before its size is known: more would be a lot to ask for if its first record is a large one.
+const MOST_RESERVED: usize = 256 << 10;
 
 impl Pump {
     /// Reads from every partition that has something and may be read. `all`: look at all of them, since wake-ups have
@@ -55,8 +55,8 @@ impl Pump {
                 return;
             }
             if builder.len() == 0 {
-                let expected = room * message.value().map_or(0, <[u8]>::len);
-                builder.reserve(room, expected.min(RESERVE));
+                let bytes = room * message.value().map_or(0, <[u8]>::len);
+                builder.reserve(room, bytes.min(MOST_RESERVED));
             }
             let timestamp = message.timestamp().map(|(millis, appended)| {
                 let kind = if appended {
@@ -101,9 +101,7 @@ impl Pump {
                 hasher.write(key);
                 hasher.finish()
             });
-            let received = self
-                .engine
-                .receive(held.owner, offset, key, size, record.clone());
+            let received = self.engine.receive(held.owner, offset, key, size, record);
             if let Received::WentBack { last } = received {
                 tracing::warn!(
                     topic = %held.source.topic,
@@ -126,6 +124,7 @@ impl Pump {
                     slot,
                     "a slot just freed is the first to be used again"
                 );
+                let record = chunk.record(index);
                 self.engine.receive(held.owner, offset, key, size, record);
             }
         }

@@ -32,13 +32,17 @@ use crate::{
     },
     dead_letter::Publisher,
     engine::{CommitResult, Config, Counts, Engine, Identity, Outcome, Ownership},
-    execute::{self, Cause, Context, Drive, Fence, Permits, Report, Reports, Work},
+    execute::{self, Cause, Context, Done, Drive, Fence, Permits, Queue, Report, Reports, Work},
     record::{Record, Residency, Source},
 };
 
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// While handlers are at work, whose reports do not wake the pump when nothing waits for them.
+const SLEEP_AT_WORK: Duration = Duration::from_millis(10);
 /// Reports taken in one round, so that intake and commits have their share under any load.
 const REPORTS: usize = 1024;
+/// Buffers for reports that are kept: as many as are out when handlers are quick.
+const SPENT: usize = 8;
 /// Events of the main queue served in one round.
 const EVENTS: usize = 16;
 /// How often watermarks are noted.
@@ -326,6 +330,10 @@ pub(crate) struct Pump {
     reports: mpsc::Receiver<Report>,
     pub(super) send_report: Reports,
     context: Arc<Context>,
+    /// Filled and emptied in every round.
+    outgoing: Vec<Work>,
+    /// Empty buffers for what comes of batches.
+    spent: Vec<Vec<Done>>,
     executors: Vec<JoinHandle<()>>,
     pub(super) runtime: Handle,
     pub(super) publisher: Option<Arc<Publisher>>,
@@ -351,7 +359,6 @@ impl Pump {
     ) -> Self {
         let now = Instant::now();
         let (report_sender, reports) = mpsc::channel();
-        let (work, queue) = async_channel::unbounded();
         let send_report = Reports::new(report_sender, thread.clone());
         let Config {
             concurrency,
@@ -359,8 +366,7 @@ impl Pump {
             ..
         } = settings.engine;
         let context = Arc::new(Context {
-            queue,
-            requeue: work,
+            queue: Queue::default(),
             permits: Permits::new(concurrency),
             reports: send_report.clone(),
             handler_timeout: settings.handler_timeout,
@@ -387,6 +393,8 @@ impl Pump {
             reports,
             send_report,
             context,
+            outgoing: Vec::new(),
+            spent: Vec::new(),
             executors,
             runtime,
             publisher: None,
@@ -420,7 +428,12 @@ impl Pump {
         worked |= self.hand_over();
         worked |= self.give_up();
         worked |= self.commit();
+        // Records that are done are worth waking up for where others wait behind them; else they are looked at when
+        // something happens, or after a short sleep.
         worked
+            | self
+                .send_report
+                .set_wanted(self.stop.is_some() || self.engine.waits_for_reports())
     }
 
     fn sleep(&self) -> Duration {
@@ -428,7 +441,12 @@ impl Pump {
             .engine
             .next_wake()
             .map(|at| at.saturating_duration_since(Instant::now()));
-        until.map_or(LONGEST_SLEEP, |until| until.min(LONGEST_SLEEP))
+        let longest = if self.engine.turns_out() > 0 {
+            SLEEP_AT_WORK
+        } else {
+            LONGEST_SLEEP
+        };
+        until.map_or(longest, |until| until.min(longest))
     }
 
     /// Ends the run with this error, in order. The first one counts.
@@ -513,11 +531,12 @@ impl Pump {
             match report {
                 Report::Batch {
                     owner,
-                    done,
+                    mut done,
                     failed,
                     not_started,
+                    spent,
                 } => {
-                    for done in done {
+                    for done in done.drain(..) {
                         self.engine
                             .finished(owner, done.seq, done.lane, done.outcome);
                     }
@@ -528,6 +547,10 @@ impl Pump {
                     }
                     if !not_started.is_empty() {
                         self.engine.not_started(owner, not_started);
+                    }
+                    self.engine.reuse(spent);
+                    if done.capacity() > 0 && self.spent.len() < SPENT {
+                        self.spent.push(done);
                     }
                 }
                 Report::One { owner, done, next } => {
@@ -627,15 +650,14 @@ impl Pump {
             let held = self.held[batch.owner.slot()]
                 .as_ref()
                 .expect("the engine hands over records of held partitions only");
-            let work = Work {
+            self.outgoing.push(Work {
                 batch,
+                done: self.spent.pop().unwrap_or_default(),
                 fence: Arc::clone(&held.fence),
                 driver: Arc::clone(&held.driver),
-            };
-            if self.context.requeue.try_send(work).is_err() {
-                unreachable!("the executors' queue is unbounded and closed by this thread only");
-            }
+            });
         }
+        self.context.queue.push(self.outgoing.drain(..));
         any
     }
 
@@ -759,15 +781,8 @@ impl Pump {
         }
         self.context.permits.fence_closed();
         // Batches that no executor has taken yet would otherwise wait for one to be free.
-        for _ in 0..self.context.queue.len() {
-            let Ok(work) = self.context.queue.try_recv() else {
-                break;
-            };
-            if work.fence.is_closed() {
-                self.engine.not_started(work.batch.owner, work.batch.jobs);
-            } else if self.context.requeue.try_send(work).is_err() {
-                unreachable!("the executors' queue is unbounded and closed by this thread only");
-            }
+        for work in self.context.queue.take_fenced() {
+            self.engine.not_started(work.batch.owner, work.batch.jobs);
         }
     }
 

@@ -66,7 +66,8 @@ impl World {
 
     /// A partition of which the group has committed all up to `start`.
     fn assign(&mut self, start: i64) -> Ownership {
-        self.engine.assign(Some(start), Some(start), Inherited::default())
+        self.engine
+            .assign(Some(start), Some(start), Inherited::default())
     }
 
     /// A partition with these records, each without a key.

@@ -1,6 +1,9 @@
 //! The engine with real threads at its other end.
 
-use std::{sync::mpsc, thread};
+use std::{
+    sync::{Mutex, mpsc},
+    thread,
+};
 
 use super::*;
 
@@ -10,13 +13,16 @@ fn eight_threads_finish_50_000_records_in_any_order_and_the_watermark_reaches_th
     const RECORDS: i64 = 50_000;
     let mut world = World::with(Ordering::ByKey, |config| config.window = 4_096);
     let owner = world.assign(0);
-    let (give, work) = async_channel::unbounded::<Vec<Job<i64>>>();
+    let (give, work) = mpsc::channel::<Vec<Job<i64>>>();
+    let work = Arc::new(Mutex::new(work));
     let (report, reports) = mpsc::channel();
     let threads: Vec<_> = (0..8)
         .map(|_| {
-            let (work, report) = (work.clone(), report.clone());
+            let (work, report) = (Arc::clone(&work), report.clone());
             thread::spawn(move || {
-                while let Ok(turn) = work.recv_blocking() {
+                loop {
+                    let turn = work.lock().unwrap().recv();
+                    let Ok(turn) = turn else { break };
                     for job in turn {
                         report
                             .send((job.seq, job.lane, job.record))
@@ -39,7 +45,7 @@ fn eight_threads_finish_50_000_records_in_any_order_and_the_watermark_reaches_th
         }
         world.hand_over();
         for turn in world.turns.drain(..) {
-            give.send_blocking(turn.jobs.into())
+            give.send(turn.jobs.into())
                 .expect("the threads wait for work");
         }
         let first = reports.recv().expect("turns are out");
@@ -52,7 +58,7 @@ fn eight_threads_finish_50_000_records_in_any_order_and_the_watermark_reaches_th
     }
     assert_eq!(world.committable(owner), RECORDS);
     assert_eq!((world.engine.bytes(), world.engine.turns_out()), (0, 0));
-    give.close();
+    drop(give);
     for thread in threads {
         thread.join().unwrap();
     }

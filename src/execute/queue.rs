@@ -1,0 +1,60 @@
+//! The queue from the pump to the executors.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use super::Work;
+
+/// Batches that no executor has taken yet, oldest first.
+#[derive(Default)]
+pub(crate) struct Queue {
+    work: Mutex<VecDeque<Work>>,
+    filled: Notify,
+}
+
+impl Queue {
+    /// Adds batches and wakes an executor for each.
+    pub(crate) fn push(&self, batches: impl IntoIterator<Item = Work>) {
+        let mut work = self.lock();
+        let before = work.len();
+        work.extend(batches);
+        let added = work.len() - before;
+        // Whoever is woken takes this lock first of all.
+        drop(work);
+        for _ in 0..added {
+            self.filled.notify_one();
+        }
+    }
+
+    pub(super) fn try_pop(&self) -> Option<Work> {
+        self.lock().pop_front()
+    }
+
+    pub(super) async fn pop(&self) -> Work {
+        loop {
+            // One notification is kept for whoever comes next, so none is lost between the look and the wait. Of
+            // several, those that found nobody waiting are: but whoever is not waiting looks again before it does.
+            if let Some(work) = self.try_pop() {
+                return work;
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    /// Takes out what is fenced.
+    pub(crate) fn take_fenced(&self) -> Vec<Work> {
+        let mut work = self.lock();
+        let (fenced, wanted): (Vec<_>, Vec<_>) =
+            work.drain(..).partition(|work| work.fence.is_closed());
+        work.extend(wanted);
+        fenced
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Work>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
