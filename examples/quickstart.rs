@@ -142,7 +142,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     sleep(Duration::from_millis(1_500)).await;
     progress.say("the database is back");
     register.database_down.store(false, Relaxed);
-    sleep(Duration::from_millis(700)).await;
+    sleep(Duration::from_millis(150)).await;
 
     progress.say("the service is stopped in the middle of its work");
     let first = service.stop().await?;
@@ -224,13 +224,8 @@ async fn all_committed(handle: &ConsumerHandle) -> Result<(), Box<dyn Error>> {
     let deadline = Instant::now() + Duration::from_secs(12);
     while Instant::now() < deadline {
         sleep(Duration::from_millis(100)).await;
-        let partitions = handle.status().await?.partitions;
-        let done =
-            |lag: reliable_consumer::Lag| lag.records == 0 && lag.age < Duration::from_secs(1);
-        let settled = partitions.iter().filter(|partition| {
-            partition.committed == partition.position && partition.lag.is_some_and(done)
-        });
-        if settled.count() == PARTITIONS as usize {
+        let status = handle.status().await?;
+        if status.partitions.len() == PARTITIONS as usize && status.is_caught_up() {
             return Ok(());
         }
     }

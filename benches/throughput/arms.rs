@@ -96,7 +96,7 @@ impl Work {
                 let mixed = (offset as u64 * 4 + partition as u64)
                     .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                     >> 40;
-                if mixed % 100 == 0 { 100 } else { 1 }
+                if mixed.is_multiple_of(100) { 100 } else { 1 }
             }
         };
         sleep(Duration::from_millis(millis)).await;

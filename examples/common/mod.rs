@@ -11,7 +11,7 @@ use rdkafka::{
     error::RDKafkaErrorCode,
     producer::{FutureProducer, FutureRecord},
 };
-use reliable_consumer::{ConsumerHandle, PartitionStatus};
+use reliable_consumer::ConsumerHandle;
 
 pub type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -60,18 +60,12 @@ pub async fn produce<K: AsRef<str>, V: AsRef<str>>(
 
 /// Completes when everything in the consumer's partitions is finished and committed, or after 20 s.
 pub async fn caught_up(handle: ConsumerHandle) {
-    let done = |partition: &PartitionStatus| {
-        partition.committed == partition.position
-            && partition
-                .lag
-                .is_some_and(|lag| lag.records == 0 && lag.age < Duration::from_secs(1))
-    };
     for _ in 0..200 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let Ok(status) = handle.status().await else {
             continue;
         };
-        if !status.partitions.is_empty() && status.partitions.iter().all(done) {
+        if status.is_caught_up() {
             return;
         }
     }

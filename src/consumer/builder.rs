@@ -161,7 +161,7 @@ impl Builder {
         self
     }
 
-    /// When failed records are tried again. Default: [`Retry::default`], five attempts from 100 ms on.
+    /// When failed records are tried again. Default: [`Retry::default`], ten attempts from 100 ms on, some 50 s in all.
     ///
     /// A record that waits keeps the order that was asked for: by key, the later records of its key wait behind it.
     pub fn retry(mut self, retry: Retry) -> Self {

@@ -90,7 +90,7 @@ pub enum RunErrorKind {
 pub struct RunError {
     kind: RunErrorKind,
     message: String,
-    report: Report,
+    report: Box<Report>,
 }
 
 impl RunError {
@@ -98,7 +98,7 @@ impl RunError {
         Self {
             kind,
             message,
-            report,
+            report: Box::new(report),
         }
     }
 

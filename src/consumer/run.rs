@@ -40,16 +40,18 @@ impl Run {
         }
     }
 
-    /// Ends the run in order when `signal` completes, within
+    /// Ends the run in order when `signal` completes, with whatever output, within
     /// [`shutdown_timeout`](super::Builder::shutdown_timeout).
     ///
     /// For a second, more urgent signal use a [`ConsumerHandle`] and its
     /// [`stop_now`](ConsumerHandle::stop_now).
     pub fn with_graceful_shutdown<F>(mut self, signal: F) -> Self
     where
-        F: Future<Output = ()> + Send + 'static,
+        F: Future<Output: Send> + Send + 'static,
     {
-        self.shutdown = Some(Box::pin(signal));
+        self.shutdown = Some(Box::pin(async move {
+            signal.await;
+        }));
         self
     }
 

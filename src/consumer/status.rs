@@ -21,6 +21,27 @@ pub struct Status {
     pub brokers_down: Option<Duration>,
 }
 
+impl Status {
+    /// Records behind, over all partitions of this process; `None` until the end of each of them is known.
+    pub fn lag(&self) -> Option<i64> {
+        self.partitions
+            .iter()
+            .map(|partition| Some(partition.lag?.records))
+            .sum()
+    }
+
+    /// Every partition that this process owns is handled and committed to its end, as far as that was known when it
+    /// was last looked at. `false` while it owns none.
+    pub fn is_caught_up(&self) -> bool {
+        !self.partitions.is_empty()
+            && self.lag() == Some(0)
+            && self
+                .partitions
+                .iter()
+                .all(|partition| partition.committed == partition.position)
+    }
+}
+
 /// Dead letters that do not get through. Their records stay unfinished, nothing is lost, and sending goes on.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]

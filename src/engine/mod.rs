@@ -180,7 +180,6 @@ pub(crate) struct Engine<R, C> {
     commit_in_flight: Option<Commit>,
     /// While partitions are given away only the drain's own commits are sent.
     hold_commits: bool,
-    fatal_commit: bool,
 }
 
 impl<R, C> Engine<R, C> {
@@ -203,7 +202,6 @@ impl<R, C> Engine<R, C> {
             next_commit: None,
             commit_in_flight: None,
             hold_commits: false,
-            fatal_commit: false,
         }
     }
 
@@ -342,7 +340,7 @@ impl<R, C> Engine<R, C> {
     /// Tells the time; retries that are due come back to their lanes.
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
-        self.pace.sample(self.now, self.turns_out > 0);
+        self.pace.sample(self.now, self.turns_out);
         while let Some(waiting) = self.schedule.take_due(self.now) {
             if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
                 partition.lanes.push_front(waiting.lane, waiting.queued);
@@ -388,7 +386,8 @@ impl<R, C> Engine<R, C> {
                 1
             };
             let buffer = self.spent.pop().unwrap_or_default();
-            let (batch, taken) = partition.take_batch(turns.min(BATCH), BATCH, self.now, buffer);
+            let (batch, taken) =
+                partition.take_batch(turns.min(BATCH), self.pace.turn(), self.now, buffer);
             self.turns_out += taken;
             return Some(batch);
         }
@@ -422,6 +421,7 @@ impl<R, C> Engine<R, C> {
             return;
         };
         self.bytes -= partition.finish(seq, outcome);
+        self.pace.record_done();
         if partition.report(lane) == Turn::Over {
             self.turns_out -= 1;
             self.pace.turn_over();
@@ -630,8 +630,6 @@ impl<R, C> Engine<R, C> {
             || results
                 .iter()
                 .any(|result| *result != CommitResult::Accepted);
-        self.fatal_commit |=
-            overall == CommitResult::Fatal || results.contains(&CommitResult::Fatal);
         // With several partitions in one commit an error says nothing sure about any of them: those that were named
         // differently are asked again one by one.
         // Which of several had too much metadata is found out one by one as well.
@@ -677,11 +675,6 @@ impl<R, C> Engine<R, C> {
         if !hold {
             self.note_change();
         }
-    }
-
-    /// The broker refused a commit for good.
-    pub(crate) fn has_fatal_commit(&self) -> bool {
-        self.fatal_commit
     }
 
     // ---- what can be seen ----

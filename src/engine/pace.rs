@@ -4,21 +4,30 @@
 //! behind a busy one's, and leaves more to give back at a rebalance. So the stock is what finishes in two
 //! milliseconds at the rate measured last: thousands of turns for handlers that are ready at once, a handful for slow
 //! ones.
+//!
+//! The same rate says how many records of one lane go out in one turn: what a lane works off in a few milliseconds. A
+//! turn that is out cannot be called back but record by record, so a pause, a rebalance and a retry act soon.
 
 use std::time::{Duration, Instant};
 
 const STOCK: Duration = Duration::from_millis(2);
+/// The work of one turn.
+const TURN: Duration = Duration::from_millis(5);
 const SAMPLE: Duration = Duration::from_micros(500);
 /// A rate of zero is believed only after this long with work out.
 const SILENCE: Duration = Duration::from_millis(4);
 const FIRST: usize = 64;
 const LEAST: usize = 4;
 const MOST: usize = 4096;
+const SHORTEST_TURN: usize = 8;
+const LONGEST_TURN: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Pace {
     ahead: usize,
-    done: usize,
+    turn: usize,
+    turns: usize,
+    records: usize,
     since: Option<Instant>,
 }
 
@@ -26,7 +35,9 @@ impl Pace {
     pub(crate) fn new() -> Self {
         Self {
             ahead: FIRST,
-            done: 0,
+            turn: FIRST,
+            turns: 0,
+            records: 0,
             since: None,
         }
     }
@@ -36,30 +47,50 @@ impl Pace {
         self.ahead
     }
 
-    #[inline]
-    pub(crate) fn turn_over(&mut self) {
-        self.done += 1;
+    /// Records of one lane that may go out together.
+    pub(crate) fn turn(&self) -> usize {
+        self.turn
     }
 
-    /// Takes a sample. `busy`: turns are out now.
-    pub(crate) fn sample(&mut self, now: Instant, busy: bool) {
-        if !busy {
+    #[inline]
+    pub(crate) fn record_done(&mut self) {
+        self.records += 1;
+    }
+
+    #[inline]
+    pub(crate) fn turn_over(&mut self) {
+        self.turns += 1;
+    }
+
+    /// Takes a sample. `out`: turns that are out now.
+    pub(crate) fn sample(&mut self, now: Instant, out: usize) {
+        if out == 0 {
             // What comes after a rest is not known: neither starve it nor flood it.
             self.ahead = self.ahead.clamp(FIRST, FIRST * 8);
-            (self.since, self.done) = (None, 0);
+            self.since = None;
             return;
         }
         let Some(since) = self.since else {
-            self.since = Some(now);
-            self.done = 0;
+            self.begin(now);
             return;
         };
         let elapsed = now.saturating_duration_since(since);
-        if elapsed < SAMPLE || (self.done == 0 && elapsed < SILENCE) {
+        if elapsed < SAMPLE || (self.records == 0 && elapsed < SILENCE) {
             return;
         }
-        let finishes = (self.done as u128 * STOCK.as_nanos() / elapsed.as_nanos().max(1)) as usize;
-        self.ahead = finishes.min(self.ahead * 2).clamp(LEAST, MOST);
-        (self.since, self.done) = (Some(now), 0);
+        let within = |count: usize, time: Duration| {
+            (count as u128 * time.as_nanos() / elapsed.as_nanos().max(1)) as usize
+        };
+        self.ahead = within(self.turns, STOCK)
+            .min(self.ahead * 2)
+            .clamp(LEAST, MOST);
+        self.turn = (within(self.records, TURN) / out)
+            .min(self.turn * 2)
+            .clamp(SHORTEST_TURN, LONGEST_TURN);
+        self.begin(now);
+    }
+
+    fn begin(&mut self, now: Instant) {
+        (self.since, self.turns, self.records) = (Some(now), 0, 0);
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Batch, Config, Job, Outcome, Ownership,
+    BATCH, Batch, Config, Job, Outcome, Ownership,
     commit::{CommitEntry, Committed},
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
     snapshot::{self, FinishedAbove, Identity, Inherited},
@@ -243,19 +243,19 @@ impl<R> Partition<R> {
         moved
     }
 
-    /// Takes up to `turns` turns and `records` records, into an empty buffer.
+    /// Takes up to `turns` turns of up to `length` records each, and [`BATCH`] records in all, into an empty buffer.
     pub(crate) fn take_batch(
         &mut self,
         turns: usize,
-        records: usize,
+        length: usize,
         now: Instant,
         mut jobs: Vec<Job<R>>,
     ) -> (Batch<R>, usize) {
         let since = self.clock(now);
-        jobs.reserve(records.min(turns.max(16)));
+        jobs.reserve(BATCH.min(turns.max(16)));
         let mut taken = 0;
         let mask = self.slots.len() - 1;
-        while taken < turns && jobs.len() < records {
+        while taken < turns && jobs.len() < BATCH {
             let first = jobs.len();
             let slots = &mut self.slots;
             let give = |queued: Queued<R>| {
@@ -270,7 +270,7 @@ impl<R> Partition<R> {
                     followers: 0,
                 });
             };
-            let Some((lane, count)) = self.lanes.take_turn(records - first, give) else {
+            let Some((lane, count)) = self.lanes.take_turn(length.min(BATCH - first), give) else {
                 break;
             };
             for (at, job) in jobs[first..].iter_mut().enumerate() {

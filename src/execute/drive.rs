@@ -170,7 +170,7 @@ where
                 &mut jobs,
                 &mut slot,
                 context,
-                &wanted,
+                wanted,
                 &call,
                 &mut outcomes,
             ))

@@ -30,6 +30,10 @@ pub(super) enum Attempted {
     TimedOut(Duration),
 }
 
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the outer count belongs to one executor, the inner one to all of them"
+)]
 pub(super) async fn attempt<P, H, D>(
     driver: Arc<Arc<Driver<P, H, D>>>,
     context: Arc<Context>,

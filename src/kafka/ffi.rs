@@ -47,13 +47,19 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 /// A client that stays alive for as long as this is held.
-struct Alive<'a>(RwLockReadGuard<'a, Option<Handle>>, *mut RDKafka);
+struct Alive<'a> {
+    client: *mut RDKafka,
+    _held: RwLockReadGuard<'a, Option<Handle>>,
+}
 
 impl Lifeline {
     fn hold(&self) -> Option<Alive<'_>> {
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let client = guard.as_ref()?.0.as_ptr();
-        Some(Alive(guard, client))
+        Some(Alive {
+            client,
+            _held: guard,
+        })
     }
 
     fn set(&self, handle: Option<Handle>) {
@@ -182,7 +188,7 @@ impl PartitionQueue {
         let alive = lifeline.hold()?;
         // SAFETY: the client is alive, `topic` a C string; the handle that comes back is ours.
         let queue = unsafe {
-            let ptr = sys::rd_kafka_queue_get_partition(alive.1, topic.as_ptr(), partition);
+            let ptr = sys::rd_kafka_queue_get_partition(alive.client, topic.as_ptr(), partition);
             Queue::own(lifeline, &alive, ptr, wake)?
         };
         // SAFETY: the queue is valid; no destination means that its messages stay in it.
@@ -255,10 +261,6 @@ impl<'a> RawMessage<'a> {
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             }
         }
-    }
-
-    pub(crate) fn partition(&self) -> i32 {
-        self.0.partition
     }
 
     pub(crate) fn offset(&self) -> i64 {
@@ -373,8 +375,15 @@ impl ReplyQueue {
     pub(crate) fn new(lifeline: &Lifeline, wake: Wake) -> Option<ReplyQueue> {
         let alive = lifeline.hold()?;
         // SAFETY: the client is alive; the new queue is ours.
-        unsafe { Queue::own(lifeline, &alive, sys::rd_kafka_queue_new(alive.1), wake) }
-            .map(ReplyQueue)
+        unsafe {
+            Queue::own(
+                lifeline,
+                &alive,
+                sys::rd_kafka_queue_new(alive.client),
+                wake,
+            )
+        }
+        .map(ReplyQueue)
     }
 
     /// Sends a commit and returns at once; `Ok` means that exactly one answer will come, whenever the broker gives it.
@@ -411,7 +420,7 @@ impl ReplyQueue {
         // SAFETY: client, list and queue are alive; librdkafka copies the list, and keeps the queue by its own count.
         let sent = unsafe {
             sys::rd_kafka_commit_queue(
-                alive.1,
+                alive.client,
                 list.ptr(),
                 self.0.ptr.as_ptr(),
                 None,
@@ -760,7 +769,7 @@ mod tests {
         assign(&consumer);
         let mut stamps = Vec::new();
         let records = read_until(&consumer, &mut queue, 3, |message| {
-            assert_eq!((message.error(), message.partition()), (None, 0));
+            assert_eq!(message.error(), None);
             stamps.push(message.timestamp());
             owned(message)
         });

@@ -2,6 +2,7 @@
 
 use std::{
     hash::{BuildHasher, Hasher},
+    mem,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -10,9 +11,9 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::pump::Pump;
 use crate::{
     consumer::RunErrorKind,
-    engine::{Inherited, Received},
+    engine::{Inherited, Ownership, Received},
     execute::Fence,
-    record::{ChunkBuilder, Timestamp, TimestampKind},
+    record::{Chunk, ChunkBuilder, Source, Timestamp, TimestampKind},
 };
 
 /// Room made for a batch before its size is known: more would be a lot to ask for if its first record is a large one.
@@ -46,13 +47,18 @@ impl Pump {
         // Cleared before the look: what comes after it sets the flag again.
         held.filled.store(false, Ordering::Release);
         let mut errors = Vec::new();
-        let mut builder =
-            ChunkBuilder::new(Arc::clone(&held.source), Some(Arc::clone(&self.residency)));
+        let begin =
+            || ChunkBuilder::new(Arc::clone(&held.source), Some(Arc::clone(&self.residency)));
+        let mut builder = begin();
+        let mut chunks = Vec::new();
         let mut unreadable = None;
         let count = held.queue.read(room, |message| {
             if let Some(code) = message.error() {
                 errors.push((code, message.offset(), message.error_text()));
                 return;
+            }
+            if builder.is_full() {
+                chunks.push(mem::replace(&mut builder, begin()).finish());
             }
             if builder.len() == 0 {
                 let bytes = room * message.value().map_or(0, <[u8]>::len);
@@ -92,7 +98,18 @@ impl Pump {
                 "the headers of a record cannot be parsed; it is handled without them"
             );
         }
-        let chunk = builder.finish();
+        chunks.push(builder.finish());
+        let (topic, partition) = (Arc::clone(&held.source.topic), held.source.partition);
+        for chunk in chunks {
+            self.take_in(slot, &chunk);
+        }
+        for (code, offset, text) in errors {
+            self.partition_error(code, &topic, partition, offset, &text);
+        }
+        true
+    }
+
+    fn take_in(&mut self, slot: usize, chunk: &Arc<Chunk>) {
         for index in 0..chunk.len() {
             let record = chunk.record(index);
             let (offset, size) = (record.offset(), record.size());
@@ -101,38 +118,53 @@ impl Pump {
                 hasher.write(key);
                 hasher.finish()
             });
-            let received = self.engine.receive(held.owner, offset, key, size, record);
+            let Some(held) = &self.held[slot] else {
+                return;
+            };
+            let received = self
+                .engine
+                .receive(held.owner, offset, key, size, record.clone());
             if let Received::WentBack { last } = received {
-                tracing::warn!(
-                    topic = %held.source.topic,
-                    partition = held.source.partition,
-                    offset,
-                    last,
-                    "the log went back: the partition was reset on the broker, and is taken up from there"
-                );
-                held.fence.close();
-                held.fence = Arc::new(Fence::default());
-                self.engine.end(held.owner);
-                // What was finished in the old log says nothing about the new one.
-                let inherited = Inherited {
-                    identity: held.identity,
-                    ..Inherited::default()
-                };
-                held.owner = self.engine.assign(Some(offset), None, inherited);
-                debug_assert_eq!(
-                    held.owner.slot(),
-                    slot,
-                    "a slot just freed is the first to be used again"
-                );
-                let record = chunk.record(index);
-                self.engine.receive(held.owner, offset, key, size, record);
+                let owner = self.begin_anew(slot, offset, last);
+                self.engine.receive(owner, offset, key, size, record);
             }
         }
-        let (topic, partition) = (Arc::clone(&held.source.topic), held.source.partition);
-        for (code, offset, text) in errors {
-            self.partition_error(code, &topic, partition, offset, &text);
+    }
+
+    /// The partition's log was reset on the broker: what is known of the old one says nothing about the new one.
+    fn begin_anew(&mut self, slot: usize, offset: i64, last: i64) -> Ownership {
+        let held = self.held[slot]
+            .as_mut()
+            .expect("a record was read from it just now");
+        let Source { topic, partition } = &*held.source;
+        tracing::warn!(
+            %topic,
+            partition,
+            offset,
+            last,
+            "the log went back: the partition was reset on the broker, and is taken up from there"
+        );
+        held.fence.close();
+        held.fence = Arc::new(Fence::default());
+        let inherited = Inherited {
+            identity: held.identity,
+            ..Inherited::default()
+        };
+        let (old, source) = (held.owner, Arc::clone(&held.source));
+        let last = self.engine.end(old);
+        let owner = self.engine.assign(Some(offset), None, inherited);
+        debug_assert_eq!(
+            owner.slot(),
+            slot,
+            "a slot just freed is the first to be used again"
+        );
+        if let Some(held) = &mut self.held[slot] {
+            held.owner = owner;
         }
-        true
+        if let Some(last) = last {
+            self.add_to_report(&source, last);
+        }
+        owner
     }
 
     fn partition_error(

@@ -2,6 +2,8 @@
 
 mod assignment;
 mod client;
+mod commits;
+mod drain;
 mod errors;
 mod ffi;
 mod giving_up;
@@ -10,6 +12,7 @@ mod log;
 mod producer;
 mod properties;
 mod pump;
+mod status;
 
 pub use self::{
     client::{OAuthToken, OAuthTokenProvider},

@@ -21,17 +21,14 @@ use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
 
 use super::{
     client::Shell,
-    errors::{advice, commit_result, is_terminal},
-    ffi::{CommitEntry, Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
+    errors::{advice, is_terminal},
+    ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
     log::Throttle,
 };
 use crate::{
-    consumer::{
-        Lag, OwnershipState, PartitionReport, PartitionStatus, Report as RunReport, RunError,
-        RunErrorKind, RunningRecord, Settings, StalledDeadLetters, Status,
-    },
+    consumer::{Report as RunReport, RunError, RunErrorKind, Settings, Status},
     dead_letter::Publisher,
-    engine::{CommitResult, Config, Counts, Engine, Identity, Outcome, Ownership},
+    engine::{Config, Engine, Identity, Outcome, Ownership},
     execute::{self, Cause, Context, Done, Drive, Fence, Permits, Queue, Report, Reports, Work},
     record::{Record, Residency, Source},
 };
@@ -306,8 +303,8 @@ pub(super) struct Held {
 }
 
 /// No broker can be reached.
-struct Outage {
-    since: Instant,
+pub(super) struct Outage {
+    pub(super) since: Instant,
     last_error: Instant,
 }
 
@@ -326,25 +323,25 @@ pub(crate) struct Pump {
     pub(super) paused: Vec<Selection>,
     /// Empty until the brokers have told it.
     pub(super) cluster_id: String,
-    controls: mpsc::Receiver<Control>,
-    reports: mpsc::Receiver<Report>,
+    pub(super) controls: mpsc::Receiver<Control>,
+    pub(super) reports: mpsc::Receiver<Report>,
     pub(super) send_report: Reports,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     /// Filled and emptied in every round.
-    outgoing: Vec<Work>,
+    pub(super) outgoing: Vec<Work>,
     /// Empty buffers for what comes of batches.
-    spent: Vec<Vec<Done>>,
-    executors: Vec<JoinHandle<()>>,
+    pub(super) spent: Vec<Vec<Done>>,
+    pub(super) executors: Vec<JoinHandle<()>>,
     pub(super) runtime: Handle,
     pub(super) publisher: Option<Arc<Publisher>>,
     pub(super) dead_letters: Vec<JoinHandle<()>>,
-    last_tick: Instant,
-    last_look: Instant,
-    outage: Option<Outage>,
-    unknown_topic: Throttle,
+    pub(super) last_tick: Instant,
+    pub(super) last_look: Instant,
+    pub(super) outage: Option<Outage>,
+    pub(super) unknown_topic: Throttle,
     /// Set when the run is to end: the time that remains for it, zero for none.
-    stop: Option<Duration>,
-    failure: Option<(RunErrorKind, String)>,
+    pub(super) stop: Option<Duration>,
+    pub(super) failure: Option<(RunErrorKind, String)>,
     pub(super) report: RunReport,
 }
 
@@ -436,7 +433,7 @@ impl Pump {
                 .set_wanted(self.stop.is_some() || self.engine.waits_for_reports())
     }
 
-    fn sleep(&self) -> Duration {
+    pub(super) fn sleep(&self) -> Duration {
         let until = self
             .engine
             .next_wake()
@@ -500,14 +497,14 @@ impl Pump {
                     outage.last_error = now;
                 }
             }
-            Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
-                if self.unknown_topic.admit(now).is_some() {
-                    tracing::warn!(
-                        group = %self.settings.group,
-                        subscription = ?self.settings.subscription,
-                        "a topic of the subscription does not exist: it is taken up when it is created"
-                    );
-                }
+            Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition
+                if self.unknown_topic.admit(now).is_some() =>
+            {
+                tracing::warn!(
+                    group = %self.settings.group,
+                    subscription = ?self.settings.subscription,
+                    "a topic of the subscription does not exist: it is taken up when it is created"
+                );
             }
             _ => {}
         }
@@ -627,13 +624,6 @@ impl Pump {
         self.dead_letters.retain(|task| !task.is_finished());
         self.outage
             .take_if(|outage| now.duration_since(outage.last_error) >= CALM);
-        if self.engine.has_fatal_commit() {
-            let message = format!(
-                "group `{}`: a commit was refused for good: see the log for the broker's answer",
-                self.settings.group
-            );
-            self.fail(RunErrorKind::Fenced, message);
-        }
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \
                            keep it alive until `run` returns";
@@ -659,313 +649,6 @@ impl Pump {
         }
         self.context.queue.push(self.outgoing.drain(..));
         any
-    }
-
-    fn commit(&mut self) -> bool {
-        let answered = self.take_commit_answer(Duration::ZERO);
-        let Some(commit) = self.engine.next_commit() else {
-            return answered;
-        };
-        self.send_commit(&commit);
-        true
-    }
-
-    fn send_commit(&mut self, commit: &crate::engine::Commit) {
-        commit
-            .entries
-            .iter()
-            .for_each(|entry| self.report_cut(entry));
-        let entries: Vec<_> = commit
-            .entries
-            .iter()
-            .map(|entry| {
-                let source = self.source(entry.owner);
-                CommitEntry {
-                    topic: &source.topic,
-                    partition: source.partition,
-                    offset: entry.offset,
-                    leader_epoch: None,
-                    metadata: (!entry.metadata.is_empty()).then_some(&*entry.metadata),
-                }
-            })
-            .collect();
-        let sent = match &self.reply {
-            Some(reply) => reply.commit(&entries),
-            None => Err(rdkafka::types::RDKafkaErrorCode::BrokerDestroy),
-        };
-        if let Err(code) = sent {
-            tracing::warn!(error = %code, "a commit could not be sent; it is tried again");
-            self.engine.commit_answered(&[], commit_result(Some(code)));
-        }
-    }
-
-    /// Says once that finished records are not covered by a commit, and that they are again.
-    fn report_cut(&mut self, entry: &crate::engine::CommitEntry) {
-        let held = self.held[entry.owner.slot()].as_mut();
-        let held = held.expect("what is committed is held");
-        if held.cut_reported == (entry.cut > 0) {
-            return;
-        }
-        held.cut_reported = entry.cut > 0;
-        let Source { topic, partition } = &*held.source;
-        let (uncovered, committed) = (entry.cut, entry.offset);
-        if held.cut_reported {
-            tracing::warn!(
-                topic = %topic,
-                partition,
-                committed,
-                uncovered,
-                metadata = entry.metadata.len(),
-                "a commit's metadata has no room for all that is finished: a restart now would handle {uncovered} \
-                 finished records again; see why the record at offset {committed} does not finish, or choose a \
-                 smaller window"
-            );
-        } else {
-            tracing::info!(topic = %topic, partition, committed, "all that is finished fits into the commit again");
-        }
-    }
-
-    fn source(&self, owner: Ownership) -> &Source {
-        let held = self.held[owner.slot()].as_ref();
-        &held.expect("a current ownership is held").source
-    }
-
-    /// Takes in the answer to the commit in flight, waiting up to `wait` for it.
-    fn take_commit_answer(&mut self, wait: Duration) -> bool {
-        if !self.engine.commit_in_flight() {
-            return false;
-        }
-        let Some(answer) = self.reply.as_ref().and_then(|reply| reply.poll(wait)) else {
-            return false;
-        };
-        let results: Vec<CommitResult> = answer
-            .partitions
-            .iter()
-            .map(|entry| {
-                let error = entry.error.or(answer.error);
-                if let Some(error) = error {
-                    tracing::warn!(
-                        topic = entry.topic,
-                        partition = entry.partition,
-                        offset = entry.offset,
-                        %error,
-                        "a commit failed; the newest state is committed again"
-                    );
-                }
-                commit_result(error)
-            })
-            .collect();
-        if results.is_empty() {
-            tracing::warn!(error = ?answer.error, "a commit failed as a whole; the newest state is committed again");
-        }
-        self.engine
-            .commit_answered(&results, commit_result(answer.error));
-        if answer.error.is_none() {
-            self.brokers_answer();
-        }
-        true
-    }
-
-    // ---- giving partitions away ----
-
-    pub(super) fn owners(&self) -> Vec<Ownership> {
-        self.held.iter().flatten().map(|held| held.owner).collect()
-    }
-
-    pub(super) fn begin_drain(&mut self, owners: &[Ownership]) {
-        for owner in owners {
-            if let Some(held) = &self.held[owner.slot()] {
-                held.fence.close();
-            }
-            self.engine.drain(*owner);
-        }
-        self.context.permits.fence_closed();
-        // Batches that no executor has taken yet would otherwise wait for one to be free.
-        for work in self.context.queue.take_fenced() {
-            self.engine.not_started(work.batch.owner, work.batch.jobs);
-        }
-    }
-
-    fn drained(&self) -> bool {
-        self.held
-            .iter()
-            .flatten()
-            .all(|held| self.engine.is_drained(held.owner))
-    }
-
-    /// The drain of a rebalance: other partitions go on meanwhile.
-    pub(super) fn drain_until(
-        &mut self,
-        consumer: &super::BaseConsumer,
-        owners: &[Ownership],
-        until: Instant,
-    ) {
-        // Between the group's question and our answer only the last commit of these partitions is sent.
-        self.engine.hold_commits(true);
-        self.begin_drain(owners);
-        loop {
-            let worked = self.step(consumer);
-            let now = Instant::now();
-            if owners.iter().all(|owner| self.engine.is_drained(*owner)) {
-                return;
-            }
-            if now >= until || self.stop.is_some_and(|limit| limit.is_zero()) {
-                for owner in owners
-                    .iter()
-                    .filter(|owner| !self.engine.is_drained(**owner))
-                {
-                    let source = self.source(*owner);
-                    tracing::warn!(
-                        topic = %source.topic,
-                        partition = source.partition,
-                        "handlers did not finish within the drain's time; their records go to the next owner"
-                    );
-                }
-                return;
-            }
-            if !worked {
-                let wake = self.sleep().min(until - now);
-                thread::park_timeout(wake);
-            }
-        }
-    }
-
-    /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
-    pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
-        let mut sent = false;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if self.engine.commit_in_flight() {
-                self.take_commit_answer(left.min(Duration::from_millis(50)));
-            } else if let Some(commit) = self.engine.final_commit(owners, sent) {
-                self.send_commit(&commit);
-                sent = true;
-            } else {
-                break;
-            }
-            if left.is_zero() {
-                tracing::warn!(
-                    "a last commit was not answered in time; what it carried may be handled again"
-                );
-                break;
-            }
-        }
-        for owner in owners {
-            self.end(*owner);
-        }
-    }
-
-    /// Ends an ownership at once: what is out for it is out for nobody.
-    pub(super) fn end(&mut self, owner: Ownership) {
-        let Some(held) = self.held[owner.slot()].take() else {
-            return;
-        };
-        held.fence.close();
-        self.context.permits.fence_closed();
-        let Some(last) = self.engine.end(owner) else {
-            return;
-        };
-        let Counts {
-            received,
-            already_finished,
-            handled,
-            skipped,
-            dead_lettered,
-            dropped,
-            retried,
-        } = last.counts;
-        let report = &mut self.report;
-        report.received += received;
-        report.already_finished += already_finished;
-        report.handled += handled;
-        report.skipped += skipped;
-        report.dead_lettered += dead_lettered;
-        report.dropped += dropped;
-        report.retried += retried;
-        report.abandoned += last.running as u64;
-        report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
-        let Source { topic, partition } = &*held.source;
-        report
-            .partitions
-            .retain(|known| known.topic != *topic || known.partition != *partition);
-        report.partitions.push(PartitionReport {
-            topic: Arc::clone(topic),
-            partition: *partition,
-            committed: last.committed,
-            committable: last.committable,
-        });
-    }
-
-    /// Cancels what handlers still do.
-    fn abort_handlers(&mut self) {
-        for task in self.executors.drain(..).chain(self.dead_letters.drain(..)) {
-            task.abort();
-        }
-    }
-
-    // ---- what can be seen ----
-
-    fn status(&self) -> Status {
-        let now = Instant::now();
-        let mut partitions: Vec<_> = self
-            .held
-            .iter()
-            .flatten()
-            .filter_map(|held| {
-                let status = self.engine.status(held.owner)?;
-                let behind = status.committable.zip(held.end);
-                Some(PartitionStatus {
-                    topic: Arc::clone(&held.source.topic),
-                    partition: held.source.partition,
-                    ownership: if status.draining {
-                        OwnershipState::Draining
-                    } else {
-                        OwnershipState::Owned
-                    },
-                    paused: status.paused,
-                    position: status.position,
-                    committed: status.committed,
-                    commit_failures: status.commit_failures,
-                    lag: behind.map(|(committable, (end, at))| Lag {
-                        records: (end - committable).max(0),
-                        age: now.saturating_duration_since(at),
-                    }),
-                    finished_out_of_order: status.held,
-                    beyond_snapshot: status.beyond_snapshot,
-                    running: status.running,
-                    queued: status.queued,
-                    retrying: status.retrying,
-                    dead_lettering: status.dead_lettering,
-                    bytes: status.bytes,
-                    oldest_running: status.oldest_running.map(|running| RunningRecord {
-                        offset: running.offset,
-                        age: running.age,
-                        attempt: running.attempt,
-                    }),
-                })
-            })
-            .collect();
-        partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
-        let stalled = self
-            .publisher
-            .as_ref()
-            .map(|publisher| publisher.stalled())
-            .unwrap_or_default();
-        Status {
-            partitions,
-            bytes: self.engine.bytes(),
-            resident_bytes: self.residency.bytes(),
-            stalled_dead_letters: stalled
-                .into_iter()
-                .map(|stalled| StalledDeadLetters {
-                    topic: stalled.topic,
-                    records: stalled.records,
-                    since: stalled.since,
-                    error: stalled.last_error,
-                })
-                .collect(),
-            brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
-        }
     }
 }
 

@@ -265,11 +265,6 @@ impl ChunkBuilder {
         self.buffers.entries.len()
     }
 
-    /// Bytes of keys, values and headers so far.
-    pub(crate) fn bytes(&self) -> usize {
-        self.buffers.bytes.len()
-    }
-
     /// Whether the next record has to go to another chunk.
     pub(crate) fn is_full(&self) -> bool {
         self.buffers.bytes.len() >= FULL

@@ -82,10 +82,6 @@ impl Record {
             self.clone()
         }
     }
-
-    pub(crate) fn same_topic_name(&self) -> &Arc<str> {
-        &self.chunk.source.topic
-    }
 }
 
 impl fmt::Debug for Record {

@@ -1,6 +1,7 @@
 //! What the tests against a real broker share.
 
-#![allow(dead_code)] // Each test binary uses a part of it.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::{
     sync::{Arc, Mutex},

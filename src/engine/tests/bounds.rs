@@ -212,7 +212,7 @@ fn a_paused_partition_is_neither_read_nor_handed_over_and_what_runs_goes_on() {
     assert_eq!(world.engine.room(owner), 0);
     assert!(world.status(owner).paused);
     world.finish_all();
-    assert_eq!(world.committable(owner), 256, "the turn that was out ends");
+    assert_eq!(world.committable(owner), 64, "the turn that was out ends");
     assert_eq!(world.committable(other), 1);
 
     world.engine.set_paused(owner, false);

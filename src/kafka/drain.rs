@@ -1,0 +1,154 @@
+//! Giving partitions away: drain, commit, end.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::pump::Pump;
+use crate::{
+    consumer::PartitionReport,
+    engine::{self, Counts, Ownership},
+    record::Source,
+};
+
+impl Pump {
+    pub(super) fn owners(&self) -> Vec<Ownership> {
+        self.held.iter().flatten().map(|held| held.owner).collect()
+    }
+
+    pub(super) fn begin_drain(&mut self, owners: &[Ownership]) {
+        for owner in owners {
+            if let Some(held) = &self.held[owner.slot()] {
+                held.fence.close();
+            }
+            self.engine.drain(*owner);
+        }
+        self.context.permits.fence_closed();
+        // Batches that no executor has taken yet would otherwise wait for one to be free.
+        for work in self.context.queue.take_fenced() {
+            self.engine.not_started(work.batch.owner, work.batch.jobs);
+        }
+    }
+
+    pub(super) fn drained(&self) -> bool {
+        self.held
+            .iter()
+            .flatten()
+            .all(|held| self.engine.is_drained(held.owner))
+    }
+
+    /// The drain of a rebalance: other partitions go on meanwhile.
+    pub(super) fn drain_until(
+        &mut self,
+        consumer: &super::BaseConsumer,
+        owners: &[Ownership],
+        until: Instant,
+    ) {
+        // Between the group's question and our answer only the last commit of these partitions is sent.
+        self.engine.hold_commits(true);
+        self.begin_drain(owners);
+        loop {
+            let worked = self.step(consumer);
+            let now = Instant::now();
+            if owners.iter().all(|owner| self.engine.is_drained(*owner)) {
+                return;
+            }
+            if now >= until || self.stop.is_some_and(|limit| limit.is_zero()) {
+                for owner in owners
+                    .iter()
+                    .filter(|owner| !self.engine.is_drained(**owner))
+                {
+                    let source = self.source(*owner);
+                    tracing::warn!(
+                        topic = %source.topic,
+                        partition = source.partition,
+                        "handlers did not finish within the drain's time; their records go to the next owner"
+                    );
+                }
+                return;
+            }
+            if !worked {
+                let wake = self.sleep().min(until - now);
+                thread::park_timeout(wake);
+            }
+        }
+    }
+
+    /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
+    pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
+        let mut sent = false;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.engine.commit_in_flight() {
+                self.take_commit_answer(left.min(Duration::from_millis(50)));
+            } else if let Some(commit) = self.engine.final_commit(owners, sent) {
+                self.send_commit(&commit);
+                sent = true;
+            } else {
+                break;
+            }
+            if left.is_zero() {
+                tracing::warn!(
+                    "a last commit was not answered in time; what it carried may be handled again"
+                );
+                break;
+            }
+        }
+        for owner in owners {
+            self.end(*owner);
+        }
+    }
+
+    /// Ends an ownership at once: what is out for it is out for nobody.
+    pub(super) fn end(&mut self, owner: Ownership) {
+        let Some(held) = self.held[owner.slot()].take() else {
+            return;
+        };
+        held.fence.close();
+        self.context.permits.fence_closed();
+        if let Some(last) = self.engine.end(owner) {
+            self.add_to_report(&held.source, last);
+        }
+    }
+
+    pub(super) fn add_to_report(&mut self, source: &Source, last: engine::PartitionStatus) {
+        let Counts {
+            received,
+            already_finished,
+            handled,
+            skipped,
+            dead_lettered,
+            dropped,
+            retried,
+        } = last.counts;
+        let report = &mut self.report;
+        report.received += received;
+        report.already_finished += already_finished;
+        report.handled += handled;
+        report.skipped += skipped;
+        report.dead_lettered += dead_lettered;
+        report.dropped += dropped;
+        report.retried += retried;
+        report.abandoned += last.running as u64;
+        report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
+        let Source { topic, partition } = source;
+        report
+            .partitions
+            .retain(|known| known.topic != *topic || known.partition != *partition);
+        report.partitions.push(PartitionReport {
+            topic: Arc::clone(topic),
+            partition: *partition,
+            committed: last.committed,
+            committable: last.committable,
+        });
+    }
+
+    /// Cancels what handlers still do.
+    pub(super) fn abort_handlers(&mut self) {
+        for task in self.executors.drain(..).chain(self.dead_letters.drain(..)) {
+            task.abort();
+        }
+    }
+}

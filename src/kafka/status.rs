@@ -1,0 +1,73 @@
+//! What can be seen of a running consumer.
+
+use std::{sync::Arc, time::Instant};
+
+use super::pump::Pump;
+use crate::consumer::{
+    Lag, OwnershipState, PartitionStatus, RunningRecord, StalledDeadLetters, Status,
+};
+
+impl Pump {
+    pub(super) fn status(&self) -> Status {
+        let now = Instant::now();
+        let mut partitions: Vec<_> = self
+            .held
+            .iter()
+            .flatten()
+            .filter_map(|held| {
+                let status = self.engine.status(held.owner)?;
+                let behind = status.committable.zip(held.end);
+                Some(PartitionStatus {
+                    topic: Arc::clone(&held.source.topic),
+                    partition: held.source.partition,
+                    ownership: if status.draining {
+                        OwnershipState::Draining
+                    } else {
+                        OwnershipState::Owned
+                    },
+                    paused: status.paused,
+                    position: status.position,
+                    committed: status.committed,
+                    commit_failures: status.commit_failures,
+                    lag: behind.map(|(committable, (end, at))| Lag {
+                        records: (end - committable).max(0),
+                        age: now.saturating_duration_since(at),
+                    }),
+                    finished_out_of_order: status.held,
+                    beyond_snapshot: status.beyond_snapshot,
+                    running: status.running,
+                    queued: status.queued,
+                    retrying: status.retrying,
+                    dead_lettering: status.dead_lettering,
+                    bytes: status.bytes,
+                    oldest_running: status.oldest_running.map(|running| RunningRecord {
+                        offset: running.offset,
+                        age: running.age,
+                        attempt: running.attempt,
+                    }),
+                })
+            })
+            .collect();
+        partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
+        let stalled = self
+            .publisher
+            .as_ref()
+            .map(|publisher| publisher.stalled())
+            .unwrap_or_default();
+        Status {
+            partitions,
+            bytes: self.engine.bytes(),
+            resident_bytes: self.residency.bytes(),
+            stalled_dead_letters: stalled
+                .into_iter()
+                .map(|stalled| StalledDeadLetters {
+                    topic: stalled.topic,
+                    records: stalled.records,
+                    since: stalled.since,
+                    error: stalled.last_error,
+                })
+                .collect(),
+            brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
+        }
+    }
+}
