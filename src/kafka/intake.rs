@@ -123,10 +123,11 @@ impl Pump {
             };
             let received = self
                 .engine
-                .receive(held.owner, offset, key, size, record.clone());
+                .receive(held.owner, offset, key, size, record);
             if let Received::WentBack { last } = received {
                 let owner = self.begin_anew(slot, offset, last);
-                self.engine.receive(owner, offset, key, size, record);
+                self.engine
+                    .receive(owner, offset, key, size, chunk.record(index));
             }
         }
     }
