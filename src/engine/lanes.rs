@@ -113,12 +113,12 @@ impl<R> Lanes<R> {
         }
     }
 
-    /// Whether every record has been handed over, or waits elsewhere for its retry.
-    pub fn is_empty(&self) -> bool {
+    /// Records that have not been handed over. Those that wait for a retry are elsewhere.
+    pub fn len(&self) -> usize {
         match self {
-            Self::Each { ready, .. } => ready.is_empty(),
-            Self::One(line) => line.queue.is_empty(),
-            Self::Keyed(keyed) => keyed.queued == 0,
+            Self::Each { ready, .. } => ready.len(),
+            Self::One(line) => line.queue.len(),
+            Self::Keyed(keyed) => keyed.queued,
         }
     }
 

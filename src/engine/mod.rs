@@ -42,6 +42,8 @@ use crate::backoff::Retry;
 
 /// Records in one batch. A batch crosses to the executors in one send.
 const BATCH: usize = 1024;
+/// Records of a partition that wait for executors which have enough to do, before reading goes on.
+const STOCK: usize = 2 * READ;
 /// Buffers of batches that are kept: as many as are out when handlers are quick.
 const SPENT: usize = 8;
 /// Records taken from a partition in one read, so that none keeps the pump for long.
@@ -277,6 +279,13 @@ impl<R, C> Engine<R, C> {
         if partition.state != State::Running || partition.paused {
             return 0;
         }
+        // Executors have plenty: what is read now would only be cold in the cache when its turn comes. More lanes would
+        // not help either, with more turns out than there are permits, or one lane only.
+        let enough = self.config.ordering == Ordering::ByPartition
+            || self.turns_out >= self.config.concurrency + self.pace.ahead() / 2;
+        if enough && partition.lanes.len() >= STOCK {
+            return 0;
+        }
         // One handler that takes its time keeps the whole read of its record in memory: with all handlers slow, at most
         // half of the budget is kept so.
         let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
@@ -407,7 +416,7 @@ impl<R, C> Engine<R, C> {
         self.turns_out > 0
             && self.partitions.iter().flatten().any(|partition| {
                 partition.out > 0 && partition.state == State::Draining
-                    || !partition.lanes.is_empty()
+                    || partition.lanes.len() > 0
                     || self.room(partition.owner) == 0
             })
     }
