@@ -455,11 +455,7 @@ async fn a_record_on_its_second_trip_keeps_its_identity_and_its_count() {
         topic,
         "an origin that is not whole counts for nothing"
     );
-    let ids: Vec<_> = seen
-        .all()
-        .into_iter()
-        .map(|(count, id)| (count, id))
-        .collect();
+    let ids = seen.all();
     assert_eq!(ids[0], (2, "m-1".into()));
     assert_eq!(ids[1], (0, "first/7/42/1600000000000".into()));
     for letter in &found {
@@ -487,7 +483,7 @@ async fn poison_does_not_clog_the_flow() {
     );
     let handler = async |message: &Message<Text>| -> HandlerResult {
         let number: usize = message.payload().parse()?;
-        if number % 20 == 0 {
+        if number.is_multiple_of(20) {
             Err("poison".into())
         } else {
             Ok(())

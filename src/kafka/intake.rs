@@ -121,9 +121,7 @@ impl Pump {
             let Some(held) = &self.held[slot] else {
                 return;
             };
-            let received = self
-                .engine
-                .receive(held.owner, offset, key, size, record);
+            let received = self.engine.receive(held.owner, offset, key, size, record);
             if let Received::WentBack { last } = received {
                 let owner = self.begin_anew(slot, offset, last);
                 self.engine
