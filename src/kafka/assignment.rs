@@ -184,6 +184,21 @@ impl Pump {
         partitions: &[(Arc<str>, i32)],
     ) -> Option<Vec<Position>> {
         let until = Instant::now() + self.settings.longest_callback();
+        // Nothing is committed between the group's question and our answer: see `drain_until`.
+        self.engine.hold_commits(true);
+        let positions = self.positions_until(consumer, partitions, until);
+        if !self.is_stopping() {
+            self.engine.hold_commits(false);
+        }
+        positions
+    }
+
+    fn positions_until(
+        &mut self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+        until: Instant,
+    ) -> Option<Vec<Position>> {
         loop {
             match self.ask_positions(consumer, partitions) {
                 Ok(positions) => return Some(positions),

@@ -24,8 +24,11 @@ impl Pump {
     /// been lost before.
     pub(super) fn read(&mut self, all: bool) -> bool {
         let mut any = false;
-        for slot in 0..self.held.len() {
-            any |= self.read_partition(slot, all);
+        // Not always the same one first: when memory is short, the first takes what has just become free.
+        let count = self.held.len();
+        self.first_read = self.first_read.wrapping_add(1);
+        for step in 0..count {
+            any |= self.read_partition((self.first_read + step) % count, all);
         }
         any
     }

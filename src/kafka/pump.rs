@@ -337,6 +337,8 @@ pub(crate) struct Pump {
     pub(super) dead_letters: Vec<JoinHandle<()>>,
     pub(super) last_tick: Instant,
     pub(super) last_look: Instant,
+    /// Which partition is read first in this round.
+    pub(super) first_read: usize,
     pub(super) outage: Option<Outage>,
     pub(super) unknown_topic: Throttle,
     /// Set when the run is to end: the time that remains for it, zero for none.
@@ -398,6 +400,7 @@ impl Pump {
             dead_letters: Vec::new(),
             last_tick: now,
             last_look: now,
+            first_read: 0,
             outage: None,
             unknown_topic: Throttle::default(),
             stop: None,

@@ -120,5 +120,11 @@ fn a_killed_broker_comes_back_with_its_data() {
     cluster.wait_in_sync(&topic);
     cluster.kill([1, 2, 3]);
     cluster.restart([1, 2, 3]);
+    // A leader that starts anew shows consumers what its followers have confirmed since: all of it once they have.
+    eventually(
+        "the followers to confirm what was there",
+        Duration::from_secs(30),
+        || cluster.end_offsets(&topic) == [10, 10, 10],
+    );
     assert_eq!(cluster.read_all(&topic).len(), 30);
 }
