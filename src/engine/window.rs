@@ -392,6 +392,33 @@ mod tests {
         assert_eq!((window.room(), window.held()), (1_000, 0));
     }
 
+    #[test]
+    fn a_window_that_grows_keeps_what_has_finished() {
+        let full = FIRST_CAPACITY as i64;
+        let mut window = delivered(0, 0..100);
+        (0..100).for_each(|seq| assert_eq!(window.finish(seq), Finish::Advanced));
+        // The ring is full and begins in its middle.
+        (100..100 + full).for_each(|offset| assert_eq!(window.deliver(offset), offset as u64));
+        let odd = |seq: &u64| seq % 2 == 1;
+        for seq in (100..100 + full as u64).filter(odd) {
+            window.finish(seq);
+        }
+        for offset in 100 + full..5_000 {
+            window.deliver(offset);
+        }
+        assert_eq!(window.held(), FIRST_CAPACITY / 2);
+        let ranges = (100..100 + full).filter(|offset| offset % 2 == 1);
+        assert!(
+            window
+                .finished_ranges()
+                .eq(ranges.map(|offset| offset..offset + 1))
+        );
+        for seq in (100..5_000).filter(|seq| !odd(seq) || *seq >= 100 + full as u64) {
+            assert_ne!(window.finish(seq), Finish::Stale);
+        }
+        assert_eq!(window.committable(), Some(5_000));
+    }
+
     /// Every delivered record in a list, looked through from the front each time.
     #[derive(Default)]
     struct Model {

@@ -250,3 +250,28 @@ fn what_can_be_seen_of_a_partition_tells_where_each_record_is() {
     let oldest = world.status(owner).oldest_running.unwrap();
     assert_eq!((oldest.offset, oldest.age, oldest.attempt), (0, ms(7), 2));
 }
+
+#[test]
+fn each_record_gives_back_its_own_bytes_however_many_are_open() {
+    let mut world = World::with(Ordering::Unordered, |config| config.concurrency = 10_000);
+    let owner = world.assign(0);
+    let mut open = 0;
+    for lot in 0..10 {
+        for offset in lot * 500..(lot + 1) * 500 {
+            world.receive(owner, offset, None);
+            open += size(offset);
+        }
+        world.hand_over();
+        // Every third stays, and the first of all.
+        for offset in (lot * 500..(lot + 1) * 500).filter(|offset| offset % 3 > 0) {
+            world.finish(owner, offset);
+            open -= size(offset);
+        }
+        assert_eq!(
+            (world.engine.bytes(), world.status(owner).bytes),
+            (open, open)
+        );
+    }
+    world.finish_all();
+    assert_eq!(world.engine.bytes(), 0);
+}

@@ -335,12 +335,8 @@ impl Life {
                 assert_eq!(count, unfinished.len(), "a record is nowhere");
             }
         }
-        let unfinished: usize = self
-            .logs
-            .iter()
-            .map(|(_, log)| log.unfinished().count())
-            .sum();
-        assert_eq!(engine.bytes(), unfinished * SIZE);
+        let unfinished = self.logs.iter().flat_map(|(_, log)| log.unfinished());
+        assert_eq!(engine.bytes(), unfinished.map(size).sum::<usize>());
         let current = |turn: &&TurnOut| self.logs.iter().any(|(owner, _)| *owner == turn.owner);
         assert_eq!(
             engine.turns_out(),

@@ -117,6 +117,8 @@ fn a_drain_drops_what_has_not_started_and_waits_for_what_runs() {
         assert_eq!((world.engine.room(owner), world.hand_over()), (0, vec![0]));
         assert!(!world.engine.is_drained(owner));
         assert!(world.status(owner).draining);
+        let partition = world.engine.partition(owner).unwrap();
+        assert!(partition.lanes.queued().is_empty(), "their memory is free");
         world.finish(owner, 0);
         assert!(world.engine.is_drained(owner));
         assert_eq!(world.hand_over(), NOTHING);
@@ -145,6 +147,7 @@ fn a_drain_is_over_at_once_when_nothing_runs() {
         world.engine.is_drained(owner),
         "one is queued, one waits for a retry"
     );
+    assert_eq!(world.status(owner).retrying, 0);
     world.pass(10 * SECOND);
     assert_eq!(world.hand_over(), NOTHING);
 }
