@@ -1,6 +1,7 @@
 //! One partition while it is ours: its window, its lanes, and what is known of its commits.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     time::{Duration, Instant},
 };
@@ -85,7 +86,7 @@ pub(crate) struct PartitionStatus {
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     bytes: u32,
-    /// Milliseconds since the ownership began at which it was handed over; [`QUEUED`] before that.
+    /// When it was handed over, see [`millis`]; [`QUEUED`] before that.
     since: u32,
 }
 const QUEUED: u32 = u32::MAX;
@@ -290,10 +291,7 @@ impl<R> Partition<R> {
     }
 
     fn clock(&mut self, now: Instant) -> u32 {
-        let began = *self.began.get_or_insert(now);
-        u32::try_from(now.saturating_duration_since(began).as_millis())
-            .unwrap_or(QUEUED - 1)
-            .min(QUEUED - 1)
+        millis(*self.began.get_or_insert(now), now)
     }
 
     /// Marks a record as finished and returns the bytes that it had kept.
@@ -414,19 +412,25 @@ impl<R> Partition<R> {
 
     fn oldest_running(&self, now: Instant) -> Option<RunningRecord> {
         let head = self.window.head()?;
-        let began = self.began?;
+        let clock = millis(self.began?, now);
+        let age = |seq: u64| clock.wrapping_sub(self.slots[self.slot(seq)].since);
         let running =
             |seq: &u64| self.window.is_open(*seq) && self.slots[self.slot(*seq)].since != QUEUED;
         let open = (head..head + self.window.span() as u64).filter(running);
-        let oldest = open.min_by_key(|seq| self.slots[self.slot(*seq)].since)?;
-        let since = Duration::from_millis(self.slots[self.slot(oldest)].since.into());
+        let oldest = open.min_by_key(|seq| Reverse(age(*seq)))?;
         Some(RunningRecord {
             offset: self.window.offset(oldest)?,
-            age: (now.saturating_duration_since(began)).saturating_sub(since),
+            age: Duration::from_millis(age(oldest).into()),
             attempt: self
                 .failing
                 .get(&oldest)
                 .map_or(1, |failing| failing.attempts + 1),
         })
     }
+}
+
+/// A clock for ages only: it begins anew every 49 days, and a partition may be ours for longer than that.
+fn millis(began: Instant, now: Instant) -> u32 {
+    let elapsed = now.saturating_duration_since(began).as_millis() as u32;
+    elapsed.min(QUEUED - 1)
 }

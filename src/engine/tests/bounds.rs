@@ -82,10 +82,10 @@ fn a_partition_that_keeps_nothing_may_read_while_anothers_backlog_takes_all_the_
     let mut backlog = 10_000;
     let mut few = 20;
     for _ in 0..200 {
-        // The busy one always asks first, and its records fit where the other's do not.
-        read(&mut world, busy, 100, &mut backlog);
-        read(&mut world, quiet, 1_000, &mut few);
-        assert!(world.engine.bytes() <= 11_000);
+        // The busy one always asks first, and takes whatever was given back.
+        read(&mut world, busy, 1_000, &mut backlog);
+        read(&mut world, quiet, 1_500, &mut few);
+        assert!(world.engine.bytes() <= 11_500);
         world.hand_over();
         let TurnOut { owner, jobs } = &world.turns[0];
         world.finish(*owner, jobs[0].record);
@@ -274,4 +274,24 @@ fn each_record_gives_back_its_own_bytes_however_many_are_open() {
     }
     world.finish_all();
     assert_eq!(world.engine.bytes(), 0);
+}
+
+#[test]
+fn the_age_of_a_handler_is_right_however_long_the_partition_has_been_ours() {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.partition(0..1);
+    world.finish_all();
+    let day = Duration::from_secs(24 * 3600);
+    // The second of these handlers starts before, and is looked at after, the 32-bit milliseconds are through.
+    for (offset, gap) in [(1, 40 * day), (2, day * 19 / 2), (3, 100 * day)] {
+        world.pass(gap);
+        world.receive(owner, 2 * offset, None);
+        world.hand_over();
+        world.pass(day / 2);
+        world.receive(owner, 2 * offset + 1, None);
+        world.hand_over();
+        let oldest = world.status(owner).oldest_running.unwrap();
+        assert_eq!((oldest.offset, oldest.age), (2 * offset, day / 2));
+        world.finish_all();
+    }
 }

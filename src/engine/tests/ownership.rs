@@ -175,10 +175,34 @@ fn a_handler_that_fails_during_a_drain_leaves_its_record_to_the_next_owner() {
     world.fail(owner, 0);
     world.finish(owner, 1);
     assert!(world.engine.is_drained(owner));
+    assert_eq!(
+        world.sleep(),
+        Some(SECOND),
+        "for the commit, not for a retry"
+    );
     world.pass(SECOND);
     assert_eq!(world.hand_over(), NOTHING);
     let last = world.engine.end(owner).unwrap();
     assert_eq!((last.committable, last.retrying), (Some(0), 0));
+}
+
+#[test]
+fn a_draining_partition_hands_over_nothing_that_comes_back_or_comes_in() {
+    for ordering in each_ordering() {
+        let mut world = World::new(ordering);
+        let owner = world.partition(0..3);
+        world.hand_over();
+        world.engine.drain(owner);
+        while !world.turns.is_empty() {
+            world.give_back(0);
+        }
+        let partition = world.engine.partition(owner).unwrap();
+        assert!(partition.lanes.queued().is_empty(), "{ordering:?}");
+        world.receive(owner, 3, None);
+        assert_eq!(world.hand_over(), NOTHING, "{ordering:?}");
+        assert!(world.engine.is_drained(owner));
+        assert_eq!(world.engine.end(owner).unwrap().committable, Some(0));
+    }
 }
 
 #[test]
