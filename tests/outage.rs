@@ -12,12 +12,9 @@ fn numbered(from: usize, count: usize) -> impl Iterator<Item = Record> {
     (from..from + count).map(|n| Record::value(n.to_string()).key(format!("k{}", n % 50)))
 }
 
-// R8: the only broker is away for 20 s, in the middle of work.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_the_only_broker_is_lived_through_and_nothing_is_lost() {
-    let Some(cluster) = own_cluster(1) else {
-        return;
-    };
+/// The only broker is away for 20 s in the middle of work. Returns the most often that a record was handled twice.
+async fn live_through_an_outage(session_timeout: &str) -> Option<usize> {
+    let cluster = own_cluster(1)?;
     let (topic, group) = (cluster.create_topic("outage", 4, &[]), unique("group"));
     cluster.produce(&topic, numbered(0, 20_000));
     let seen = Seen::<(i32, i64)>::default();
@@ -27,11 +24,10 @@ async fn an_outage_of_the_only_broker_is_lived_through_and_nothing_is_lost() {
         noted.note((message.partition(), message.offset()));
         Ok(())
     };
-    // The session's default of 45 s outlasts the outage: the partitions stay ours, and so does what was finished.
     let builder = consumer(&cluster, &group)
         .topic(&topic)
-        .concurrency(16)
-        .property("session.timeout.ms", "45000");
+        .concurrency(CONCURRENCY)
+        .property("session.timeout.ms", session_timeout);
     let run = Running::start(builder, handler);
     until("some work", || seen.len() > 2_000).await;
     tokio::task::block_in_place(|| cluster.kill([1]));
@@ -46,9 +42,8 @@ async fn an_outage_of_the_only_broker_is_lived_through_and_nothing_is_lost() {
     tokio::task::block_in_place(|| cluster.restart([1]));
     cluster.produce(&topic, numbered(20_000, 1_000));
     let began = Instant::now();
-    let mut waited = Duration::ZERO;
     while committed(&cluster, &group, &topic) != cluster.end_offsets(&topic) {
-        waited = began.elapsed();
+        let waited = began.elapsed();
         assert!(
             waited < 2 * PATIENCE,
             "not committed {waited:?} after the broker came back"
@@ -57,14 +52,31 @@ async fn an_outage_of_the_only_broker_is_lived_through_and_nothing_is_lost() {
     }
     let status = run.handle.status().await.unwrap();
     assert_eq!(status.brokers_down, None);
-    let report = run.stop().await;
+    run.stop().await;
     let mut places = seen.all();
     let calls = places.len();
     places.sort_unstable();
     places.dedup();
     assert_eq!(places.len(), 21_000, "nothing is lost");
-    assert_eq!(calls, 21_000, "nothing is handled twice");
-    println!("caught up {waited:?} after the restart; {report:?}",);
+    Some(calls - places.len())
+}
+
+const CONCURRENCY: usize = 16;
+
+// R8
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_the_only_broker_is_lived_through_without_loss_or_repeat() {
+    // The session's default of 45 s outlasts the outage: the partitions stay ours, and so does what was finished.
+    if let Some(repeats) = live_through_an_outage("45000").await {
+        assert_eq!(repeats, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_an_outage_took_and_gave_back_repeat_only_what_was_running() {
+    if let Some(repeats) = live_through_an_outage("6000").await {
+        assert!(repeats <= CONCURRENCY, "{repeats} records came twice");
+    }
 }
 
 // R10b
@@ -104,9 +116,10 @@ async fn a_shutdown_without_brokers_ends_in_its_time_and_tells_what_was_not_comm
     let run = Running::start(consumer(&cluster, &group).topic(&topic), next.noting());
     all_committed(&cluster, &group, &topic);
     run.stop().await;
-    assert_eq!(
-        next.all().first().copied(),
-        partition.committed,
-        "it goes on where the report said"
+    // The answer to the last commit may have been lost with the broker.
+    let first = next.all().first().copied();
+    assert!(
+        (partition.committed..=partition.committable).contains(&first),
+        "it goes on where the report said: {first:?} {partition:?}"
     );
 }

@@ -30,7 +30,7 @@ pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Counts, PartitionStatus},
-    snapshot::{Identity, Inherited, decode as decode_snapshot},
+    snapshot::{FinishedAbove, Identity, Inherited, decode as decode_snapshot},
 };
 use self::{
     lanes::{Queued, Turn},
@@ -260,6 +260,14 @@ impl<R, C> Engine<R, C> {
         self.bytes -= partition.bytes;
         self.turns_out -= partition.lanes.turns_out();
         Some(last)
+    }
+
+    /// The offset that the broker has acknowledged, and all that is finished above it, committed or not.
+    pub(crate) fn finished_above_committed(
+        &self,
+        owner: Ownership,
+    ) -> Option<(i64, FinishedAbove)> {
+        self.partition(owner)?.finished_above_committed()
     }
 
     /// Stops or goes on handing out records of a partition, as the user asked.

@@ -378,6 +378,16 @@ impl<R> Partition<R> {
         })
     }
 
+    /// All that is finished above what the broker has acknowledged.
+    pub(crate) fn finished_above_committed(&self) -> Option<(i64, FinishedAbove)> {
+        let (committed, committable) = (self.committed.offset?, self.window.committable()?);
+        let position = self.window.position().unwrap_or(committable);
+        let finished = std::iter::once(committed..committable)
+            .chain(self.window.finished_ranges())
+            .chain(self.inherited.from(position));
+        Some((committed, FinishedAbove::of(finished)))
+    }
+
     /// The broker does not take metadata of this length.
     pub fn shrink_metadata(&mut self, refused: usize) {
         self.metadata_limit = refused / 2;

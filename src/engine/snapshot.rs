@@ -191,6 +191,14 @@ pub struct FinishedAbove {
 }
 
 impl FinishedAbove {
+    /// Takes in ranges that ascend.
+    pub fn of(ranges: impl Iterator<Item = Range<i64>>) -> Self {
+        Self {
+            ranges: joined(ranges.filter(|range| !range.is_empty())).collect(),
+            passed: 0,
+        }
+    }
+
     /// Whether it holds this offset. No lower one is asked for afterwards.
     #[inline]
     pub fn contains(&mut self, offset: i64) -> bool {

@@ -161,12 +161,19 @@ impl Pump {
         }
     }
 
-    fn inherited(&self, topic: &str, partition: i32, position: &Position) -> Inherited {
+    fn inherited(&mut self, topic: &Arc<str>, partition: i32, position: &Position) -> Inherited {
         let identity = Identity::new(&self.cluster_id, &self.settings.group, topic, partition);
+        if let Some((committed, finished)) = self.remembered.remove(&(Arc::clone(topic), partition))
+            && position.committed.is_some_and(|now| now >= committed)
+        {
+            // What we finished before we lost it is finished, whatever has been committed since: by us, in a commit
+            // whose answer we did not see, or by another owner.
+            return Inherited { identity, finished };
+        }
         let finished = decode_snapshot(&position.metadata, identity, position.start)
             .inspect_err(|error| {
                 tracing::warn!(
-                    topic,
+                    %topic,
                     partition,
                     committed = position.committed,
                     "the metadata of the committed offset is ignored, as {error}; records above that offset which \
@@ -331,7 +338,7 @@ impl Pump {
             .collect();
         tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
         if lost {
-            owners.iter().for_each(|owner| self.end(*owner));
+            owners.iter().for_each(|owner| self.lose(*owner));
         } else if !owners.is_empty() {
             let limit = self
                 .settings

@@ -101,6 +101,18 @@ impl Pump {
         }
     }
 
+    /// Ends the ownership of a partition that another member may hold already.
+    pub(super) fn lose(&mut self, owner: Ownership) {
+        let Some(held) = &self.held[owner.slot()] else {
+            return;
+        };
+        let place = (Arc::clone(&held.source.topic), held.source.partition);
+        if let Some(finished) = self.engine.finished_above_committed(owner) {
+            self.remembered.insert(place, finished);
+        }
+        self.end(owner);
+    }
+
     /// Ends an ownership at once: what is out for it is out for nobody.
     pub(super) fn end(&mut self, owner: Ownership) {
         let Some(held) = self.held[owner.slot()].take() else {

@@ -6,6 +6,7 @@
 //! in bindings to librdkafka before.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     consumer::{Report as RunReport, RunError, RunErrorKind, Settings, Status},
     dead_letter::Publisher,
-    engine::{Config, Engine, Identity, Outcome, Ownership},
+    engine::{Config, Engine, FinishedAbove, Identity, Outcome, Ownership},
     execute::{self, Cause, Context, Done, Drive, Fence, Permits, Queue, Report, Reports, Work},
     record::{Record, Residency, Source},
 };
@@ -321,6 +322,9 @@ pub(crate) struct Pump {
     pub(super) reply: Option<ReplyQueue>,
     pub(super) thread: Thread,
     pub(super) paused: Vec<Selection>,
+    /// What was finished in partitions that were lost before it could be committed, above the offset that was. Should
+    /// one come back, nothing of that is handled again.
+    pub(super) remembered: HashMap<(Arc<str>, i32), (i64, FinishedAbove)>,
     /// Empty until the brokers have told it.
     pub(super) cluster_id: String,
     pub(super) controls: mpsc::Receiver<Control>,
@@ -387,6 +391,7 @@ impl Pump {
             reply: None,
             thread,
             paused: Vec::new(),
+            remembered: HashMap::new(),
             cluster_id: String::new(),
             controls,
             reports,
