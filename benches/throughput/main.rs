@@ -58,145 +58,36 @@ enum Task {
     },
 }
 
+#[rustfmt::skip] // One a line, to be read as a table.
 const ARMS: &[Arm] = &[
     // No work. Arms that are compared with each other run next to each other.
     Arm::new("bare", Subject::Bare, Work::None, Data::PLAIN),
-    Arm::new(
-        "unordered",
-        Subject::Ours(Ordering::Unordered, 64),
-        Work::None,
-        Data::PLAIN,
-    ),
-    Arm::new(
-        "by-key",
-        Subject::Ours(Ordering::ByKey, 64),
-        Work::None,
-        Data::PLAIN,
-    ),
-    Arm::new(
-        "by-partition",
-        Subject::Ours(Ordering::ByPartition, 64),
-        Work::None,
-        Data::PLAIN,
-    ),
-    Arm::new(
-        "bare/defaults",
-        Subject::BareDefaults,
-        Work::None,
-        Data::PLAIN,
-    ),
-    Arm::new(
-        "commit-each",
-        Subject::CommitEach,
-        Work::None,
-        Data::PLAIN.one_in(100),
-    ),
-    Arm::new(
-        "barrier",
-        Subject::Barrier,
-        Work::None,
-        Data::PLAIN.one_in(5),
-    ),
+    Arm::new("unordered", Subject::Ours(Ordering::Unordered, 64), Work::None, Data::PLAIN),
+    Arm::new("by-key", Subject::Ours(Ordering::ByKey, 64), Work::None, Data::PLAIN),
+    Arm::new("by-partition", Subject::Ours(Ordering::ByPartition, 64), Work::None, Data::PLAIN),
+    Arm::new("bare/defaults", Subject::BareDefaults, Work::None, Data::PLAIN),
+    Arm::new("commit-each", Subject::CommitEach, Work::None, Data::PLAIN.one_in(100)),
+    Arm::new("barrier", Subject::Barrier, Work::None, Data::PLAIN.one_in(5)),
     Arm::new("bare/headers", Subject::Bare, Work::None, Data::HEADERS),
-    Arm::new(
-        "by-key/headers",
-        Subject::Ours(Ordering::ByKey, 64),
-        Work::None,
-        Data::HEADERS,
-    ),
+    Arm::new("by-key/headers", Subject::Ours(Ordering::ByKey, 64), Work::None, Data::HEADERS),
     Arm::new("bare/1kib", Subject::Bare, Work::None, Data::KIB),
-    Arm::new(
-        "by-key/1kib",
-        Subject::Ours(Ordering::ByKey, 64),
-        Work::None,
-        Data::KIB,
-    ),
+    Arm::new("by-key/1kib", Subject::Ours(Ordering::ByKey, 64), Work::None, Data::KIB),
     // A millisecond of waiting in each handler.
-    Arm::new(
-        "bare/1ms",
-        Subject::Bare,
-        Work::Even,
-        Data::PLAIN.one_in(500),
-    ),
-    Arm::new(
-        "commit-each/1ms",
-        Subject::CommitEach,
-        Work::Even,
-        Data::PLAIN.one_in(500),
-    ),
-    Arm::new(
-        "barrier/1ms",
-        Subject::Barrier,
-        Work::Even,
-        Data::PLAIN.one_in(20),
-    ),
-    Arm::new(
-        "by-partition/1ms",
-        Subject::Ours(Ordering::ByPartition, 64),
-        Work::Even,
-        Data::PLAIN.one_in(100),
-    ),
-    Arm::new(
-        "sleepers-100/1ms",
-        Subject::Sleepers(100),
-        Work::Even,
-        Data::PLAIN.one_in(5),
-    ),
-    Arm::new(
-        "by-key-100/1ms",
-        Subject::Ours(Ordering::ByKey, 100),
-        Work::Even,
-        Data::PLAIN.one_in(5),
-    ),
-    Arm::new(
-        "sleepers-1000/1ms",
-        Subject::Sleepers(1_000),
-        Work::Even,
-        Data::PLAIN,
-    ),
-    Arm::new(
-        "unordered-1000/1ms",
-        Subject::Ours(Ordering::Unordered, 1_000),
-        Work::Even,
-        Data::PLAIN,
-    ),
+    Arm::new("bare/1ms", Subject::Bare, Work::Even, Data::PLAIN.one_in(500)),
+    Arm::new("commit-each/1ms", Subject::CommitEach, Work::Even, Data::PLAIN.one_in(500)),
+    Arm::new("barrier/1ms", Subject::Barrier, Work::Even, Data::PLAIN.one_in(20)),
+    Arm::new("by-partition/1ms", Subject::Ours(Ordering::ByPartition, 64), Work::Even, Data::PLAIN.one_in(100)),
+    Arm::new("sleepers-100/1ms", Subject::Sleepers(100), Work::Even, Data::PLAIN.one_in(5)),
+    Arm::new("by-key-100/1ms", Subject::Ours(Ordering::ByKey, 100), Work::Even, Data::PLAIN.one_in(5)),
+    Arm::new("sleepers-1000/1ms", Subject::Sleepers(1_000), Work::Even, Data::PLAIN),
+    Arm::new("unordered-1000/1ms", Subject::Ours(Ordering::Unordered, 1_000), Work::Even, Data::PLAIN),
     // The same, and one record in a hundred takes 100 ms.
-    Arm::new(
-        "bare/slow",
-        Subject::Bare,
-        Work::Uneven,
-        Data::PLAIN.one_in(500),
-    ),
-    Arm::new(
-        "commit-each/slow",
-        Subject::CommitEach,
-        Work::Uneven,
-        Data::PLAIN.one_in(500),
-    ),
-    Arm::new(
-        "barrier/slow",
-        Subject::Barrier,
-        Work::Uneven,
-        Data::PLAIN.one_in(100),
-    ),
-    Arm::new(
-        "by-partition/slow",
-        Subject::Ours(Ordering::ByPartition, 64),
-        Work::Uneven,
-        Data::PLAIN.one_in(500),
-    ),
-    Arm::new(
-        "by-key-100/slow",
-        Subject::Ours(Ordering::ByKey, 100),
-        Work::Uneven,
-        Data::PLAIN.one_in(10),
-    ),
-    Arm::new(
-        "unordered-1000/slow",
-        Subject::Ours(Ordering::Unordered, 1_000),
-        Work::Uneven,
-        Data::PLAIN,
-    ),
+    Arm::new("bare/slow", Subject::Bare, Work::Uneven, Data::PLAIN.one_in(500)),
+    Arm::new("commit-each/slow", Subject::CommitEach, Work::Uneven, Data::PLAIN.one_in(500)),
+    Arm::new("barrier/slow", Subject::Barrier, Work::Uneven, Data::PLAIN.one_in(100)),
+    Arm::new("by-partition/slow", Subject::Ours(Ordering::ByPartition, 64), Work::Uneven, Data::PLAIN.one_in(500)),
+    Arm::new("by-key-100/slow", Subject::Ours(Ordering::ByKey, 100), Work::Uneven, Data::PLAIN.one_in(10)),
+    Arm::new("unordered-1000/slow", Subject::Ours(Ordering::Unordered, 1_000), Work::Uneven, Data::PLAIN),
 ];
 
 /// One arm over another.
@@ -213,6 +104,7 @@ enum Bound {
     AtMost(f64),
 }
 
+#[rustfmt::skip] // One a line, to be read as a table.
 const GOALS: &[Goal] = &[
     Goal::rate("throughput-unordered", "unordered", "bare", 0.9),
     Goal::rate("throughput-by-key", "by-key", "bare", 0.9),
@@ -220,31 +112,11 @@ const GOALS: &[Goal] = &[
     Goal::cpu("cpu-unordered", "unordered", "bare", 1.2),
     Goal::cpu("cpu-by-key", "by-key", "bare", 1.2),
     Goal::cpu("cpu-by-partition", "by-partition", "bare", 1.2),
-    Goal::rate(
-        "throughput-by-key-headers",
-        "by-key/headers",
-        "bare/headers",
-        0.9,
-    ),
+    Goal::rate("throughput-by-key-headers", "by-key/headers", "bare/headers", 0.9),
     Goal::rate("throughput-by-key-1kib", "by-key/1kib", "bare/1kib", 0.9),
-    Goal::rate(
-        "slow-records-unordered-over-barrier",
-        "unordered-1000/slow",
-        "barrier/slow",
-        15.0,
-    ),
-    Goal::rate(
-        "1ms-unordered-over-bare-noop",
-        "unordered-1000/1ms",
-        "bare",
-        0.18,
-    ),
-    Goal::rate(
-        "1ms-by-key-over-100-sleepers",
-        "by-key-100/1ms",
-        "sleepers-100/1ms",
-        0.9,
-    ),
+    Goal::rate("slow-records-unordered-over-barrier", "unordered-1000/slow", "barrier/slow", 15.0),
+    Goal::rate("1ms-unordered-over-bare-noop", "unordered-1000/1ms", "bare", 0.18),
+    Goal::rate("1ms-by-key-over-100-sleepers", "by-key-100/1ms", "sleepers-100/1ms", 0.9),
 ];
 
 impl Goal {

@@ -183,16 +183,13 @@ where
             }
             Stop::SliceOver => {
                 outcomes.report(context);
-                let rest = Work {
-                    batch: Batch {
-                        owner,
-                        jobs: jobs.by_ref().collect(),
-                    },
+                let rest: Vec<_> = jobs.by_ref().collect();
+                context.queue.push(halves(rest).map(|jobs| Work {
+                    batch: Batch { owner, jobs },
                     done: Vec::new(),
                     fence: Arc::clone(&fence),
                     driver: Arc::clone(&driver),
-                };
-                context.queue.push([rest]);
+                }));
                 context.permits.give_back();
                 return outcomes.report(context);
             }
@@ -226,6 +223,14 @@ where
     drop(jobs);
     outcomes.spent = buffer;
     outcomes.report_quietly(context);
+}
+
+/// Splits what one executor was too slow for, so that others can share it. Turns stay whole.
+fn halves<R>(mut jobs: Vec<Job<R>>) -> impl Iterator<Item = Vec<Job<R>>> {
+    let ends_turn = |at: &usize| jobs[at - 1].followers == 0;
+    let middle = (jobs.len().div_ceil(2)..jobs.len()).find(ends_turn);
+    let second = middle.map(|at| jobs.split_off(at));
+    [Some(jobs), second].into_iter().flatten()
 }
 
 /// Runs handlers for as long as they are ready at once.
@@ -276,4 +281,29 @@ fn run_ready<F: Future<Output = Attempted>>(
         }
     }
     Stop::Empty
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_with_other_executors_keeps_turns_whole() {
+        let split = |followers: &[u32]| -> Vec<usize> {
+            let job = |&followers| Job {
+                record: (),
+                seq: 0,
+                lane: 0,
+                attempt: 1,
+                followers,
+            };
+            let parts = halves(followers.iter().map(job).collect());
+            parts.map(|part| part.len()).collect()
+        };
+        assert_eq!(split(&[0, 0, 0, 0]), [2, 2]);
+        assert_eq!(split(&[0]), [1]);
+        assert_eq!(split(&[3, 2, 1, 0, 1, 0]), [4, 2]);
+        assert_eq!(split(&[2, 1, 0]), [3], "a single turn has nothing to share");
+        assert_eq!(split(&[0, 2, 1, 0]), [4], "its end is the batch's");
+    }
 }

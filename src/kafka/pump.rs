@@ -224,9 +224,10 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         if pump.drained() || Instant::now() >= drain_until || stop_now {
             break;
         }
+        let sleep = pump.sleep();
         drop(pump);
         if !worked {
-            thread::park_timeout(LONGEST_SLEEP.min(drain_until - Instant::now().min(drain_until)));
+            thread::park_timeout(sleep.min(drain_until - Instant::now().min(drain_until)));
         }
     }
     {
