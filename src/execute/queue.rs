@@ -30,6 +30,11 @@ impl Queue {
         }
     }
 
+    /// Whether it is time for the pump to bring more.
+    pub(super) fn is_low(&self) -> bool {
+        self.lock().len() <= 1
+    }
+
     pub(super) fn try_pop(&self) -> Option<Work> {
         self.lock().pop_front()
     }

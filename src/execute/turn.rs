@@ -264,37 +264,32 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
         let mut followers = followers.into_iter();
         loop {
             let attempted = finish(&mut slot, context.handler_timeout).await;
-            let (report, next) = match judge(&context, job, attempted) {
+            let next = match judge(&context, job, attempted) {
                 Ok(done) => {
-                    let next = if fence.is_closed() {
-                        None
-                    } else {
-                        followers.next()
-                    };
-                    (
-                        Report::One {
-                            owner,
-                            done,
-                            next: next.as_ref().map(|job| job.seq),
-                        },
-                        next,
-                    )
+                    let fenced = fence.is_closed();
+                    let next = if fenced { None } else { followers.next() };
+                    context.reports.send_quietly(Report::One {
+                        owner,
+                        done,
+                        next: next.as_ref().map(|job| job.seq),
+                    });
+                    // With batches in stock, what waits behind this record would wait for its turn all the same.
+                    if fenced || context.queue.is_low() {
+                        context.reports.wake_if_wanted();
+                    }
+                    next
                 }
                 Err(failed) => {
-                    let not_started = followers.by_ref().collect();
-                    (
-                        Report::Batch {
-                            owner,
-                            done: Vec::new(),
-                            failed: vec![failed],
-                            not_started,
-                            spent: Vec::new(),
-                        },
-                        None,
-                    )
+                    context.reports.send(Report::Batch {
+                        owner,
+                        done: Vec::new(),
+                        failed: vec![failed],
+                        not_started: followers.by_ref().collect(),
+                        spent: Vec::new(),
+                    });
+                    None
                 }
             };
-            context.reports.send(report);
             let Some(next) = next else { break };
             slot.as_mut().set(Some(call(&next)));
             job = next;
