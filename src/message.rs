@@ -1,8 +1,9 @@
 //! What a handler is given: a decoded record, and which attempt at it this is.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Instant};
 
 use crate::{
+    execute::Lease,
     header_names,
     origin::Origin,
     payload::{DecodeError, Payload},
@@ -36,20 +37,71 @@ pub struct Message<P> {
     record: Record,
     attempt: u32,
     payload: P,
+    /// What it is handled under, and its place there; none for messages that users build.
+    origin: Option<(Arc<Lease>, u64)>,
 }
 
 impl<P> Message<P> {
-    pub(crate) fn new(record: Record, attempt: u32, payload: P) -> Self {
+    pub(crate) fn new(
+        record: Record,
+        attempt: u32,
+        payload: P,
+        origin: Option<(Arc<Lease>, u64)>,
+    ) -> Self {
         Self {
             record,
             attempt,
             payload,
+            origin,
         }
     }
 
     /// The decoded payload.
     pub fn payload(&self) -> &P {
         &self.payload
+    }
+
+    /// Whether this record's partition is being taken away, or the consumer shuts down. The handler may go on until
+    /// [`deadline`](Self::deadline); a long one had better stop where it can, and return an error: its record is handled
+    /// again by whoever owns the partition next.
+    pub fn is_cancelled(&self) -> bool {
+        self.origin
+            .as_ref()
+            .is_some_and(|(lease, _)| lease.is_cancelled())
+    }
+
+    /// Completes when [`is_cancelled`](Self::is_cancelled) becomes true. Never for a message that was
+    /// [built](Self::builder).
+    ///
+    /// ```
+    /// use reliable_consumer::{HandlerResult, Json, Message};
+    ///
+    /// async fn transcode(message: &Message<Json<String>>) -> HandlerResult {
+    ///     tokio::select! {
+    ///         done = long_work(message.payload()) => done,
+    ///         () = message.cancelled() => Err("stopped: the partition goes elsewhere".into()),
+    ///     }
+    /// }
+    /// # async fn long_work(_: &str) -> HandlerResult { Ok(()) }
+    /// ```
+    pub async fn cancelled(&self) {
+        match &self.origin {
+            Some((lease, _)) => lease.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Until when the handler is awaited once it is [cancelled](Self::is_cancelled): what it finishes later does not
+    /// count. `None` before that.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.origin.as_ref()?.0.deadline()
+    }
+
+    /// Says that a long-running handler gets on: its record's age, by which stuck records are noticed, begins anew.
+    pub fn report_progress(&self) {
+        if let Some((lease, seq)) = &self.origin {
+            lease.report_progress(*seq);
+        }
     }
 
     /// The decoded payload, taken out of the message.
@@ -245,7 +297,7 @@ impl MessageBuilder {
 
     /// The message with this payload. Its record's value is what [`value`](Self::value) set, else null.
     pub fn payload<P>(self, payload: P) -> Message<P> {
-        Message::new(self.record(), self.attempt, payload)
+        Message::new(self.record(), self.attempt, payload, None)
     }
 
     /// The message with the payload that its value decodes to.
@@ -256,7 +308,7 @@ impl MessageBuilder {
     pub fn decode<P: Payload>(self) -> Result<Message<P>, DecodeError> {
         let record = self.record();
         let payload = P::decode(&record)?;
-        Ok(Message::new(record, self.attempt, payload))
+        Ok(Message::new(record, self.attempt, payload, None))
     }
 
     /// The record alone, undecoded.

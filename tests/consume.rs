@@ -664,3 +664,49 @@ async fn a_shutdown_asked_for_before_the_run_holds_and_nothing_answers_after_it(
     );
     assert!(handle.status().await.is_err());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_can_notice_that_its_partition_is_taken_away_and_until_when_it_may_run() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("cancelled", 2, &[]), unique("group"));
+    cluster.produce(&topic, (0..2).map(|n| Record::value("x").partition(n)));
+    let seen = Seen::<(i32, Duration)>::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        assert!(!message.is_cancelled() && message.deadline().is_none());
+        message.cancelled().await;
+        let left = message.deadline().unwrap() - Instant::now();
+        noted.note((message.partition(), left));
+        Err("another owner".into())
+    };
+    let builder = || {
+        consumer(&cluster, &group)
+            .topic(&topic)
+            .drain_timeout(millis(4_000))
+    };
+    let first = Running::start(builder(), handler);
+    until("both to be committed at their start", || {
+        committed(&cluster, &group, &topic) == [0, 0]
+    })
+    .await;
+    tokio::time::sleep(millis(300)).await;
+    let began = Instant::now();
+    let second = Running::start(builder(), Seen::default().noting());
+    until("the second to handle its share", || {
+        committed(&cluster, &group, &topic).contains(&1)
+    })
+    .await;
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "nobody waited for the deadline"
+    );
+    let [(partition, left)] = seen.all()[..] else {
+        panic!("one handler was told: {:?}", seen.all());
+    };
+    assert!((millis(2_000)..millis(4_000)).contains(&left), "{left:?}");
+    assert_eq!(committed(&cluster, &group, &topic)[partition as usize], 1);
+    second.stop().await;
+    first.handle.shutdown().unwrap();
+    let report = first.ended().await.unwrap();
+    assert_eq!((report.handled, report.abandoned), (0, 0));
+}

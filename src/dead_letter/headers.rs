@@ -74,7 +74,7 @@ pub(super) fn dead_letter_headers<'a>(
         headers.push((name.as_bytes().into(), Some(value)));
     };
 
-    let message = Message::new(record.clone(), failure.attempts, ());
+    let message = Message::new(record.clone(), failure.attempts, (), None);
     let origin = Origin::of(record);
     // Other negative ones are nonsense that a producer wrote, and would make the origin malformed.
     let timestamp = origin.timestamp_millis().max(Origin::NO_TIMESTAMP);

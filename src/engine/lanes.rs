@@ -12,8 +12,6 @@ use std::{
 
 /// Records of one key that go out together. Long turns save work for fast handlers; a slow one delays only its own key.
 const KEYED_TURN: usize = 32;
-/// The same for a whole partition: what a pause or a slow record may find handed over.
-const PARTITION_TURN: usize = 256;
 const NIL: u32 = u32::MAX;
 /// Idle lanes are kept (a key often comes back at once) until there are this many.
 const IDLE_LANES: usize = 4096;
@@ -138,7 +136,7 @@ impl<R> Lanes<R> {
                 Some((0, 1))
             }
             Self::One(line) if line.out == 0 && !line.held && !line.queue.is_empty() => {
-                line.out = line.queue.len().min(most.clamp(1, PARTITION_TURN));
+                line.out = line.queue.len().min(most.max(1));
                 line.queue.drain(..line.out).for_each(give);
                 Some((0, line.out))
             }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Context, Done, Report, SLICE, Tasks, Work,
+    Context, Done, Lease, Report, SLICE, Tasks, Work,
     turn::{Attempted, PendingTurn, Slot, attempt, judge, poll_slot},
 };
 use crate::{
@@ -117,14 +117,14 @@ where
         Box::pin(async move {
             // Counted here and nowhere else, so that executors do not fight over one reference count.
             let driver = Arc::new(self);
-            let shared = Arc::new(Arc::clone(context));
+            let lease = Arc::new(Lease {
+                context: Arc::clone(context),
+                fence: Arc::clone(&work.fence),
+                owner: work.batch.owner,
+            });
             let call = move |job: &Job<Record>| {
-                attempt(
-                    Arc::clone(&driver),
-                    Arc::clone(&shared),
-                    job.record.clone(),
-                    job.attempt,
-                )
+                let origin = (Arc::clone(&lease), job.seq);
+                attempt(Arc::clone(&driver), origin, job.record.clone(), job.attempt)
             };
             drive(work, context, tasks, call).await;
         })

@@ -6,6 +6,7 @@
 //! records handed over.
 
 mod drive;
+mod lease;
 mod permits;
 mod queue;
 mod turn;
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use self::{
     drive::{Drive, Driver},
+    lease::{Fence, Lease},
     permits::Permits,
     queue::Queue,
 };
@@ -45,20 +47,6 @@ pub(crate) struct Cause {
     pub(crate) message: String,
     /// Where the classifier wants this record to go instead of the consumer's own dead-letter topic.
     pub(crate) dead_letter_topic: Option<Arc<str>>,
-}
-
-/// Closed when its ownership ends or is about to: what has not started by then does not start.
-#[derive(Debug, Default)]
-pub(crate) struct Fence(AtomicBool);
-
-impl Fence {
-    pub(crate) fn close(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// A batch on its way to an executor.
@@ -95,6 +83,8 @@ pub(crate) enum Report {
         done: Done,
         next: Option<u64>,
     },
+    /// The handler of this record says that it gets on.
+    Progress { owner: Ownership, seq: u64 },
     /// The broker has acknowledged the dead letter of a record that was given up.
     DeadLettered {
         owner: Ownership,

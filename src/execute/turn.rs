@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Cause, Context, Done, Driver, Fence, Report, failed};
+use super::{Cause, Context, Done, Driver, Fence, Lease, Report, failed};
 use crate::{
     dead_letter::FailureKind,
     engine::{AfterFailure, Failed, Job, Outcome, Ownership},
@@ -36,7 +36,7 @@ pub(super) enum Attempted {
 )]
 pub(super) async fn attempt<P, H, D>(
     driver: Arc<Arc<Driver<P, H, D>>>,
-    context: Arc<Context>,
+    origin: (Arc<Lease>, u64),
     record: Record,
     attempt: u32,
 ) -> Attempted
@@ -45,7 +45,7 @@ where
     H: Handler<P>,
     D: Decoder<P>,
 {
-    if let Some(filter) = &context.filter
+    if let Some(filter) = &origin.0.context.filter
         && !filter(&record)
     {
         return Attempted::Filtered;
@@ -54,7 +54,7 @@ where
         Ok(payload) => payload,
         Err(error) => return Attempted::Undecodable(error),
     };
-    let message = Message::new(record, attempt, payload);
+    let message = Message::new(record, attempt, payload, Some(origin));
     match driver.handler.handle(&message).await {
         Ok(()) => Attempted::Handled,
         Err(error) => Attempted::Failed(error),

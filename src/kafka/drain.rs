@@ -18,10 +18,10 @@ impl Pump {
         self.held.iter().flatten().map(|held| held.owner).collect()
     }
 
-    pub(super) fn begin_drain(&mut self, owners: &[Ownership]) {
+    pub(super) fn begin_drain(&mut self, owners: &[Ownership], until: Instant) {
         for owner in owners {
             if let Some(held) = &self.held[owner.slot()] {
-                held.fence.close();
+                held.fence.close(until);
             }
             self.engine.drain(*owner);
         }
@@ -48,7 +48,7 @@ impl Pump {
     ) {
         // Between the group's question and our answer only the last commit of these partitions is sent.
         self.engine.hold_commits(true);
-        self.begin_drain(owners);
+        self.begin_drain(owners, until);
         loop {
             let worked = self.step(consumer);
             let now = Instant::now();
@@ -118,7 +118,7 @@ impl Pump {
         let Some(held) = self.held[owner.slot()].take() else {
             return;
         };
-        held.fence.close();
+        held.fence.close(Instant::now());
         self.context.permits.fence_closed();
         if let Some(last) = self.engine.end(owner) {
             self.add_to_report(&held.source, last);

@@ -4,6 +4,7 @@ use std::{
     hash::{BuildHasher, Hasher},
     mem,
     sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
 
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -146,7 +147,7 @@ impl Pump {
             last,
             "the log went back: the partition was reset on the broker, and is taken up from there"
         );
-        held.fence.close();
+        held.fence.close(Instant::now());
         held.fence = Arc::new(Fence::default());
         let inherited = Inherited {
             identity: held.identity,

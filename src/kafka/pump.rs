@@ -202,11 +202,9 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     let lock = || consumer.context().lock();
     let (drain_until, commit_until, leave_until) = {
         let mut pump = lock();
-        let owners = pump.owners();
-        pump.begin_drain(&owners);
         let limit = pump.stop.unwrap_or_default();
         let reserve = RESERVE.min(limit / 4);
-        if limit.is_zero() {
+        let times = if limit.is_zero() {
             (began, began + AT_ONCE, began + 2 * AT_ONCE)
         } else {
             (
@@ -214,7 +212,10 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
                 began + limit - reserve / 3,
                 began + limit,
             )
-        }
+        };
+        let owners = pump.owners();
+        pump.begin_drain(&owners, times.0);
+        times
     };
     loop {
         serve_events(consumer);
@@ -566,6 +567,7 @@ impl Pump {
                         self.engine.started(owner, next);
                     }
                 }
+                Report::Progress { owner, seq } => self.engine.started(owner, seq),
                 Report::DeadLettered { owner, seq, lane } => {
                     self.engine.settle(owner, seq, lane, Outcome::DeadLettered);
                 }
