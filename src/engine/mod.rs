@@ -419,6 +419,12 @@ impl<R, C> Engine<R, C> {
         }
     }
 
+    /// Whether handlers have lately taken a fraction of a millisecond: many more finish in the time that [`Pace`] looks
+    /// ahead than can be in progress.
+    pub fn is_quick(&self) -> bool {
+        self.pace.ahead() / 4 > self.config.concurrency
+    }
+
     /// Whether more could be handed over or read, or a drain could end, once records that are out were reported.
     pub fn waits_for_reports(&self) -> bool {
         self.turns_out > 0

@@ -184,12 +184,13 @@ where
             Stop::SliceOver => {
                 outcomes.report(context);
                 let rest: Vec<_> = jobs.by_ref().collect();
-                context.queue.push(halves(rest).map(|jobs| Work {
+                let rest = halves(rest).map(|jobs| Work {
                     batch: Batch { owner, jobs },
                     done: Vec::new(),
                     fence: Arc::clone(&fence),
                     driver: Arc::clone(&driver),
-                }));
+                });
+                context.queue.push(rest, usize::MAX);
                 context.permits.give_back();
                 return outcomes.report(context);
             }

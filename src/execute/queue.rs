@@ -17,15 +17,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Adds batches and wakes an executor for each.
-    pub(crate) fn push(&self, batches: impl IntoIterator<Item = Work>) {
+    /// Adds batches and wakes an executor for each, at most so many.
+    pub(crate) fn push(&self, batches: impl IntoIterator<Item = Work>, most: usize) {
         let mut work = self.lock();
         let before = work.len();
         work.extend(batches);
         let added = work.len() - before;
         // Whoever is woken takes this lock first of all.
         drop(work);
-        for _ in 0..added {
+        for _ in 0..added.min(most) {
             self.filled.notify_one();
         }
     }

@@ -658,7 +658,14 @@ impl Pump {
                 driver: Arc::clone(&held.driver),
             });
         }
-        self.context.queue.push(self.outgoing.drain(..));
+        // Quick handlers are done with a round's batches sooner than a second executor is awake. Should they turn out
+        // not to be, the first executor calls the others when its slice is over.
+        let awake = if self.engine.is_quick() {
+            1
+        } else {
+            usize::MAX
+        };
+        self.context.queue.push(self.outgoing.drain(..), awake);
         any
     }
 }
