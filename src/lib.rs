@@ -182,8 +182,9 @@ mod record;
 
 // The consumer.
 pub use consumer::{
-    BuildError, Builder, ConsumerHandle, Exhausted, HandleError, ReliableConsumer, Routes, Run,
-    RunError, RunErrorKind, StartPolicy,
+    BuildError, Builder, ConsumerHandle, Event, Events, Exhausted, HandleError, RebalanceListener,
+    ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy, StuckRecord,
+    TopicPartition,
 };
 pub use engine::Ordering;
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};

@@ -9,10 +9,14 @@ use std::{
 };
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
+use rdkafka::{
+    ClientConfig,
+    producer::{BaseProducer, BaseRecord, Producer as _},
+};
 use reliable_consumer::{
-    Classification, DynError, Exhausted, HandlerError, HandlerResult, Json, Message, Ordering,
-    Record as Raw, ResultExt, Retry, Routes, RunErrorKind, StartPolicy, Text, find_error,
-    permanent, retry_after, skip,
+    Classification, DynError, Event, Exhausted, HandlerError, HandlerResult, Json, Message,
+    Ordering, RebalanceListener, Record as Raw, ResultExt, Retry, Routes, RunErrorKind,
+    StartPolicy, Text, TopicPartition, find_error, permanent, retry_after, skip,
 };
 use reliable_consumer_testing::{Record, cluster, unique};
 
@@ -709,4 +713,140 @@ async fn a_handler_can_notice_that_its_partition_is_taken_away_and_until_when_it
     first.handle.shutdown().unwrap();
     let report = first.ended().await.unwrap();
     assert_eq!((report.handled, report.abandoned), (0, 0));
+}
+
+#[derive(Clone, Default)]
+struct Listener(Seen<String>);
+
+impl RebalanceListener for Listener {
+    fn assigned(&self, partitions: &[TopicPartition]) {
+        self.0.note(format!("+{}", partitions.len()));
+    }
+
+    fn revoked(&self, partitions: &[TopicPartition]) {
+        self.0.note(format!("-{}", partitions.len()));
+        panic!("of the listener");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_and_the_events_tell_of_partitions_that_come_and_go() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("listened", 4, &[]), unique("group"));
+    let listener = Listener::default();
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .rebalance_listener(listener.clone());
+    let first = Running::start(builder, Seen::default().noting());
+    let mut events = first.handle.events().unwrap();
+    until("the assignment", || listener.0.len() == 1).await;
+    let second = Running::start(
+        consumer(&cluster, &group).topic(&topic),
+        Seen::default().noting(),
+    );
+    until("half of them to go", || listener.0.len() == 2).await;
+    second.stop().await;
+    until("them to come back", || listener.0.len() == 3).await;
+    first.stop().await;
+    assert_eq!(listener.0.all(), ["+4", "-2", "+2", "-4"]);
+    let mut told = Vec::new();
+    while let Some(event) = events.next().await {
+        told.push(match event {
+            Event::Assigned(partitions) => format!("+{}", partitions.len()),
+            Event::Revoked(partitions) => format!("-{}", partitions.len()),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(told, listener.0.all());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_does_not_finish_is_named_by_an_event_until_it_reports_progress() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("stuck", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(20));
+    let handler = async |message: &Message<Text>| -> HandlerResult {
+        if message.offset() == 3 {
+            for _ in 0..20 {
+                tokio::time::sleep(millis(100)).await;
+                message.report_progress();
+            }
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .stuck_after(millis(1_500));
+    let run = Running::start(builder, handler);
+    let mut events = run.handle.events().unwrap();
+    until("the others", || committed(&cluster, &group, &topic) == [3]).await;
+    let began = Instant::now();
+    let stuck = loop {
+        match tokio::time::timeout(PATIENCE, events.next()).await.unwrap() {
+            Some(Event::Stuck(stuck)) => break stuck,
+            Some(_) => {}
+            None => panic!("the run is over"),
+        }
+    };
+    assert!(began.elapsed() > millis(2_500), "{:?}", began.elapsed());
+    assert_eq!(
+        (&*stuck.partition.topic, stuck.partition.partition),
+        (&*topic, 0)
+    );
+    assert_eq!((stuck.offset, stuck.attempt, stuck.holds_back), (3, 1, 16));
+    assert!(
+        (millis(1_500)..millis(3_000)).contains(&stuck.age),
+        "{stuck:?}"
+    );
+    run.handle.stop_now().unwrap();
+    run.ended().await.unwrap();
+    assert_eq!(
+        events.next().await,
+        Some(Event::Revoked(vec![stuck.partition]))
+    );
+    assert_eq!(events.next().await, None);
+}
+
+// T15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_ends_in_transaction_markers_is_committed_to_its_end() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (
+        cluster.create_topic("transactions", 1, &[]),
+        unique("group"),
+    );
+    let run = Running::start(
+        consumer(&cluster, &group).topic(&topic),
+        Seen::default().noting(),
+    );
+    tokio::task::block_in_place(|| {
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", cluster.brokers())
+            .set("transactional.id", unique("transaction"))
+            .create()
+            .unwrap();
+        producer.init_transactions(PATIENCE).unwrap();
+        for commit in [true, false, true, false] {
+            producer.begin_transaction().unwrap();
+            for _ in 0..5 {
+                producer
+                    .send(BaseRecord::<(), str>::to(&topic).payload("x"))
+                    .unwrap();
+            }
+            producer.flush(PATIENCE).unwrap();
+            match commit {
+                true => producer.commit_transaction(PATIENCE).unwrap(),
+                false => producer.abort_transaction(PATIENCE).unwrap(),
+            }
+        }
+    });
+    assert_eq!(
+        cluster.end_offsets(&topic),
+        [24],
+        "four markers, the last one at the end"
+    );
+    all_committed(&cluster, &group, &topic);
+    assert_eq!(run.handle.status().await.unwrap().lag(), Some(0));
+    assert_eq!(run.stop().await.handled, 10);
 }

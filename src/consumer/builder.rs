@@ -9,7 +9,9 @@ use std::{
 
 use regex_lite::Regex;
 
-use super::{BuildError, Exhausted, ReliableConsumer, Settings, StartPolicy, Subscription};
+use super::{
+    BuildError, Exhausted, RebalanceListener, ReliableConsumer, Settings, StartPolicy, Subscription,
+};
 use crate::{
     Classifier, Ordering, Record, Retry,
     dead_letter::DeadLetter,
@@ -56,6 +58,8 @@ pub struct Builder {
     classifier: Option<Arc<dyn Classifier>>,
     filter: Option<Filter>,
     commit_interval: Duration,
+    stuck_after: Duration,
+    listener: Option<Arc<dyn RebalanceListener>>,
     drain_timeout: Duration,
     shutdown_timeout: Duration,
     oauth: Option<Arc<dyn OAuthTokenProvider>>,
@@ -79,6 +83,8 @@ impl Builder {
             classifier: None,
             filter: None,
             commit_interval: Duration::from_secs(1),
+            stuck_after: Duration::from_secs(60),
+            listener: None,
             drain_timeout: Duration::from_secs(10),
             shutdown_timeout: Duration::from_secs(25),
             oauth: None,
@@ -215,6 +221,21 @@ impl Builder {
         self
     }
 
+    /// A record that holds up its partition for longer than this is named in the log and as an
+    /// [`Event::Stuck`](super::Event::Stuck), again each time its age has doubled. Default one minute. It counts from
+    /// the handler's start, from its first failure, or from its last
+    /// [`report_progress`](crate::Message::report_progress).
+    pub fn stuck_after(mut self, age: Duration) -> Self {
+        self.stuck_after = age;
+        self
+    }
+
+    /// Is told of partitions that come and go. Default: nobody.
+    pub fn rebalance_listener(mut self, listener: impl RebalanceListener) -> Self {
+        self.listener = Some(Arc::new(listener));
+        self
+    }
+
     /// How long a rebalance waits for handlers of partitions that are taken away. Default 10 s; never more than half
     /// of `max.poll.interval.ms`, past which the group would throw this member out.
     pub fn drain_timeout(mut self, limit: Duration) -> Self {
@@ -272,6 +293,7 @@ impl Builder {
         check("window", self.window, 1..=(1 << 24))?;
         check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
         positive("commit_interval", self.commit_interval)?;
+        positive("stuck_after", self.stuck_after)?;
         if let Some(limit) = self.handler_timeout {
             positive("handler_timeout", limit)?;
         }
@@ -310,6 +332,8 @@ impl Builder {
             handler_timeout: self.handler_timeout,
             classifier: self.classifier,
             filter: self.filter,
+            stuck_after: self.stuck_after,
+            listener: self.listener,
             drain_timeout: self.drain_timeout,
             shutdown_timeout: self.shutdown_timeout,
             dead_letter: self.dead_letter,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 
-use super::{HandleError, Status};
+use super::{Event, Events, HandleError, Status};
 use crate::kafka::{Control, Controls, Selection};
 
 /// How long an answer may take: longer than a rebalance that goes well.
@@ -29,13 +29,19 @@ const ANSWER: Duration = Duration::from_secs(15);
 #[derive(Clone)]
 pub struct ConsumerHandle {
     controls: Controls,
+    events: broadcast::WeakSender<Event>,
     shutdown_timeout: Duration,
 }
 
 impl ConsumerHandle {
-    pub(super) fn new(controls: Controls, shutdown_timeout: Duration) -> Self {
+    pub(super) fn new(
+        controls: Controls,
+        events: broadcast::WeakSender<Event>,
+        shutdown_timeout: Duration,
+    ) -> Self {
         Self {
             controls,
+            events,
             shutdown_timeout,
         }
     }
@@ -126,6 +132,31 @@ impl ConsumerHandle {
             Ok(status) => status.map_err(|_| HandleError::NotRunning),
             Err(_) => Err(HandleError::TimedOut(ANSWER)),
         }
+    }
+
+    /// What happens from now on: assignments, outages, stuck records, trouble with commits and with the log.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::NotRunning`] when the run is over.
+    ///
+    /// ```no_run
+    /// # use reliable_consumer::{Event, ReliableConsumer};
+    /// # fn example(consumer: &ReliableConsumer) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut events = consumer.handle().events()?;
+    /// tokio::spawn(async move {
+    ///     while let Some(event) = events.next().await {
+    ///         if let Event::Stuck(record) = event {
+    ///             eprintln!("offset {} has been at it for {:?}", record.offset, record.age);
+    ///         }
+    ///     }
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn events(&self) -> Result<Events, HandleError> {
+        let sender = self.events.upgrade().ok_or(HandleError::NotRunning)?;
+        Ok(Events::new(sender.subscribe()))
     }
 
     fn send(&self, control: Control) -> Result<(), HandleError> {

@@ -2,6 +2,7 @@
 
 mod builder;
 mod error;
+mod events;
 mod handle;
 mod routes;
 mod run;
@@ -10,10 +11,13 @@ mod status;
 
 use std::sync::Arc;
 
+use tokio::sync::broadcast;
+
 pub(crate) use self::settings::{Settings, Subscription};
 pub use self::{
     builder::Builder,
     error::{BuildError, HandleError, RunError, RunErrorKind},
+    events::{Event, Events, RebalanceListener, StuckRecord, TopicPartition},
     handle::ConsumerHandle,
     routes::Routes,
     run::Run,
@@ -66,7 +70,11 @@ pub struct ReliableConsumer {
     settings: Arc<Settings>,
     handle: ConsumerHandle,
     controls: std::sync::mpsc::Receiver<crate::kafka::Control>,
+    events: broadcast::Sender<Event>,
 }
+
+/// Events that wait for whoever is slow to take them.
+const EVENTS: usize = 1_024;
 
 impl ReliableConsumer {
     /// Starts to build one.
@@ -76,11 +84,13 @@ impl ReliableConsumer {
 
     fn new(settings: Settings) -> Self {
         let (sender, controls): (Controls, _) = control_channel();
-        let handle = ConsumerHandle::new(sender, settings.shutdown_timeout);
+        let (events, _) = broadcast::channel(EVENTS);
+        let handle = ConsumerHandle::new(sender, events.downgrade(), settings.shutdown_timeout);
         Self {
             settings: Arc::new(settings),
             handle,
             controls,
+            events,
         }
     }
 
@@ -114,7 +124,13 @@ impl ReliableConsumer {
     }
 
     fn start(self, lookup: crate::kafka::Lookup) -> Run {
-        Run::new(self.settings, self.handle, self.controls, lookup)
+        Run::new(
+            self.settings,
+            self.handle,
+            self.controls,
+            self.events,
+            lookup,
+        )
     }
 }
 

@@ -6,9 +6,12 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::{broadcast, oneshot},
+};
 
-use super::{ConsumerHandle, Report, RunError, RunErrorKind, Settings};
+use super::{ConsumerHandle, Event, Report, RunError, RunErrorKind, Settings};
 use crate::kafka::{self, Control, Lookup, Start};
 
 /// A consumer with its handler, ready to be awaited.
@@ -20,6 +23,7 @@ pub struct Run {
     settings: Arc<Settings>,
     handle: ConsumerHandle,
     controls: mpsc::Receiver<Control>,
+    events: broadcast::Sender<Event>,
     lookup: Lookup,
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
@@ -29,12 +33,14 @@ impl Run {
         settings: Arc<Settings>,
         handle: ConsumerHandle,
         controls: mpsc::Receiver<Control>,
+        events: broadcast::Sender<Event>,
         lookup: Lookup,
     ) -> Self {
         Self {
             settings,
             handle,
             controls,
+            events,
             lookup,
             shutdown: None,
         }
@@ -60,6 +66,7 @@ impl Run {
             settings,
             handle,
             controls,
+            events,
             lookup,
             shutdown,
         } = self;
@@ -68,6 +75,7 @@ impl Run {
             settings,
             lookup,
             controls,
+            events,
             runtime: Handle::current(),
             ended,
         };

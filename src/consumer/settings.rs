@@ -8,6 +8,7 @@ use std::{
 use rdkafka::ClientConfig;
 use regex_lite::Regex;
 
+use super::RebalanceListener;
 use crate::{
     classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter,
     kafka::OAuthTokenProvider,
@@ -106,6 +107,8 @@ pub(crate) struct Settings {
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
     pub(crate) filter: Option<Filter>,
+    pub(crate) stuck_after: Duration,
+    pub(crate) listener: Option<Arc<dyn RebalanceListener>>,
     pub(crate) drain_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) dead_letter: Option<DeadLetter>,

@@ -100,6 +100,11 @@ impl Committed {
         };
     }
 
+    /// What the broker has may not be what it acknowledged: somebody else may have committed since.
+    pub(crate) fn forget_version(&mut self) {
+        self.version = None;
+    }
+
     /// It shared a commit with a partition that failed: what became of its own part is not known.
     pub(crate) fn isolate(&mut self) {
         (self.alone, self.doubtful) = (true, true);

@@ -29,7 +29,7 @@ pub(crate) use self::window::{Finish, Window};
 pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
-    partition::{Counts, PartitionStatus},
+    partition::{Blocker, Counts, PartitionStatus},
     snapshot::{FinishedAbove, Identity, Inherited, decode as decode_snapshot},
 };
 use self::{
@@ -51,6 +51,10 @@ const READ: usize = 1024;
 /// Bytes that one read may always bring.
 const LEAST_READ: usize = 64 << 10;
 const FIRST_READ: usize = 16;
+
+/// How often everything is committed again. The broker does not check who owns a partition: a commit of an earlier owner
+/// that comes late sets the offset back, and nobody is told.
+const COMMIT_AGAIN: Duration = Duration::from_secs(60);
 
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,6 +183,8 @@ pub(crate) struct Engine<R, C> {
     spent: Vec<Vec<Job<R>>>,
     random: u64,
     next_commit: Option<Instant>,
+    /// When all partitions are committed again.
+    commit_again: Instant,
     commit_in_flight: Option<Commit>,
     /// While partitions are given away only the drain's own commits are sent.
     hold_commits: bool,
@@ -202,6 +208,7 @@ impl<R, C> Engine<R, C> {
             spent: Vec::new(),
             random,
             next_commit: None,
+            commit_again: now + COMMIT_AGAIN,
             commit_in_flight: None,
             hold_commits: false,
         }
@@ -343,7 +350,6 @@ impl<R, C> Engine<R, C> {
     }
 
     /// The partition's position has passed offsets without records.
-    #[allow(dead_code, reason = "nothing asks the client for its position yet")]
     pub(crate) fn skip_to(&mut self, owner: Ownership, position: i64) {
         if let Some(partition) = self.partition_mut(owner)
             && partition.skip_to(position)
@@ -358,6 +364,12 @@ impl<R, C> Engine<R, C> {
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.pace.sample(self.now, self.turns_out);
+        if self.now >= self.commit_again {
+            self.commit_again = self.now + COMMIT_AGAIN;
+            let partitions = self.partitions.iter_mut().flatten();
+            partitions.for_each(Partition::commit_again);
+            self.note_change();
+        }
         while let Some(waiting) = self.schedule.take_due(self.now) {
             if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
                 partition.lanes.push_front(waiting.lane, waiting.queued);
@@ -366,7 +378,8 @@ impl<R, C> Engine<R, C> {
         }
     }
 
-    /// When [`advance`](Self::advance) has something to do without any other event.
+    /// When [`advance`](Self::advance) has something to do without any other event. Committing again what was committed
+    /// already is worth no waking up: the next call does it.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let commit = self
             .next_commit
@@ -701,6 +714,11 @@ impl<R, C> Engine<R, C> {
     }
 
     // ---- what can be seen ----
+
+    /// The record that holds up its partition: the lowest unfinished one, once it has been handed to its handler.
+    pub(crate) fn blocker(&self, owner: Ownership) -> Option<Blocker> {
+        self.partition(owner)?.blocker(self.now)
+    }
 
     pub(crate) fn status(&self, owner: Ownership) -> Option<PartitionStatus> {
         let partition = self.partition(owner)?;

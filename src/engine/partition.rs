@@ -59,6 +59,18 @@ pub(crate) struct RunningRecord {
     pub(crate) attempt: u32,
 }
 
+/// The record that holds up its partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Blocker {
+    pub(crate) seq: u64,
+    pub(crate) offset: i64,
+    /// Since it was handed to its handler or had to report progress, or since its first failure.
+    pub(crate) age: Duration,
+    pub(crate) attempt: u32,
+    /// Finished records that wait for it.
+    pub(crate) holds_back: usize,
+}
+
 /// What can be seen of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartitionStatus {
@@ -235,7 +247,6 @@ impl<R> Partition<R> {
     }
 
     /// `true`: more can be committed than before.
-    #[allow(dead_code, reason = "see Engine::skip_to")]
     pub(crate) fn skip_to(&mut self, position: i64) -> bool {
         let before = self.window.committable();
         self.window.skip_to(position);
@@ -349,6 +360,12 @@ impl<R> Partition<R> {
         now.saturating_duration_since(first)
     }
 
+    /// Has it committed again, although nothing has changed.
+    pub(crate) fn commit_again(&mut self) {
+        self.version = self.version.max(1);
+        self.committed.forget_version();
+    }
+
     pub(crate) fn commit_is_due(&self) -> bool {
         self.committed.is_due(self.version)
     }
@@ -418,6 +435,24 @@ impl<R> Partition<R> {
             paused: self.paused,
             counts: self.counts,
         }
+    }
+
+    pub(crate) fn blocker(&self, now: Instant) -> Option<Blocker> {
+        let seq = self.window.head()?;
+        let failing = self.failing.get(&seq);
+        let since = self.slots[self.slot(seq)].since;
+        let running = (since != QUEUED)
+            .then(|| Some(millis(self.began?, now).wrapping_sub(since)))
+            .flatten()
+            .map(|age| Duration::from_millis(age.into()));
+        let failing_for = failing.map(|failing| now.saturating_duration_since(failing.first));
+        Some(Blocker {
+            seq,
+            offset: self.window.offset(seq)?,
+            age: running.max(failing_for)?,
+            attempt: failing.map_or(1, |failing| failing.attempts + 1),
+            holds_back: self.window.held(),
+        })
     }
 
     fn oldest_running(&self, now: Instant) -> Option<RunningRecord> {

@@ -19,6 +19,7 @@ use super::{
     BaseConsumer,
     ffi::{PartitionQueue, metadata_of},
     pump::{Held, Pump, filled_wake},
+    watch::Change,
 };
 use crate::{
     consumer::{RunErrorKind, StartPolicy},
@@ -79,6 +80,7 @@ impl Pump {
             return;
         };
         self.learn_cluster_id(consumer);
+        let mut taken = Vec::with_capacity(partitions.len());
         for ((topic, partition), position) in partitions.iter().zip(positions) {
             if self
                 .settings
@@ -136,6 +138,7 @@ impl Pump {
                 end: None,
                 identity,
                 cut_reported: false,
+                stuck: None,
             };
             if self.held.len() <= owner.slot() {
                 self.held.resize_with(owner.slot() + 1, || None);
@@ -148,8 +151,10 @@ impl Pump {
                 "partition assigned"
             );
             self.held[owner.slot()] = Some(held);
+            taken.push(owner);
         }
         self.apply_pauses();
+        self.announce(Change::Assigned, &self.named(&taken));
     }
 
     /// The client knows it as soon as it has talked to a broker, as it has by now. Should it not be had, snapshots are
@@ -337,8 +342,10 @@ impl Pump {
             .map(|held| held.owner)
             .collect();
         tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
+        let gone = self.named(&owners);
         if lost {
             owners.iter().for_each(|owner| self.lose(*owner));
+            self.announce(Change::Lost, &gone);
         } else if !owners.is_empty() {
             let limit = self
                 .settings
@@ -347,6 +354,7 @@ impl Pump {
             let until = began + limit;
             self.drain_until(consumer, &owners, until - COMMIT.min(limit / 4));
             self.commit_and_end(&owners, until);
+            self.announce(Change::Revoked, &gone);
             if !self.is_stopping() {
                 self.engine.hold_commits(false);
             }

@@ -10,6 +10,7 @@ use super::{
     pump::Pump,
 };
 use crate::{
+    consumer::{Event, TopicPartition},
     engine::{CommitResult, Ownership},
     record::Source,
 };
@@ -123,6 +124,15 @@ impl Pump {
             tracing::warn!(
                 topic, partition, offset, %error, "a commit failed; the newest state is committed again"
             );
+            if let Some((topic, partition)) = place {
+                self.tell(Event::CommitFailed {
+                    partition: TopicPartition {
+                        topic: topic.into(),
+                        partition,
+                    },
+                    error: error.to_string(),
+                });
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::pump::Pump;
 use crate::{
-    consumer::RunErrorKind,
+    consumer::{Event, RunErrorKind, TopicPartition},
     engine::{Inherited, Ownership, Received},
     execute::Fence,
     record::{Chunk, ChunkBuilder, Source, Timestamp, TimestampKind},
@@ -154,7 +154,7 @@ impl Pump {
             ..Inherited::default()
         };
         let (old, source) = (held.owner, Arc::clone(&held.source));
-        let last = self.engine.end(old);
+        let last_status = self.engine.end(old);
         let owner = self.engine.assign(Some(offset), None, inherited);
         debug_assert_eq!(
             owner.slot(),
@@ -164,9 +164,14 @@ impl Pump {
         if let Some(held) = &mut self.held[slot] {
             held.owner = owner;
         }
-        if let Some(last) = last {
+        if let Some(last) = last_status {
             self.add_to_report(&source, last);
         }
+        self.tell(Event::LogReset {
+            partition: TopicPartition::of(&source),
+            last,
+            offset,
+        });
         owner
     }
 
@@ -186,6 +191,13 @@ impl Pump {
                      commit that offset for the group",
                     self.settings.group
                 );
+                self.tell(Event::OffsetOutOfRange {
+                    partition: TopicPartition {
+                        topic: topic.into(),
+                        partition,
+                    },
+                    offset,
+                });
                 self.fail(RunErrorKind::OffsetOutOfRange, message);
             }
             Code::PartitionEOF => {}

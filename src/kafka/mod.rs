@@ -13,6 +13,7 @@ mod producer;
 mod properties;
 mod pump;
 mod status;
+mod watch;
 
 pub use self::{
     client::{OAuthToken, OAuthTokenProvider},

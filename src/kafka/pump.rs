@@ -18,16 +18,21 @@ use std::{
 
 use foldhash::quality::FixedState;
 use rdkafka::consumer::Consumer as _;
-use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
+use tokio::{
+    runtime::Handle,
+    sync::{broadcast, oneshot},
+    task::JoinHandle,
+};
 
 use super::{
     client::Shell,
     errors::{advice, is_terminal},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
     log::Throttle,
+    watch::Change,
 };
 use crate::{
-    consumer::{Report as RunReport, RunError, RunErrorKind, Settings, Status},
+    consumer::{Event, Report as RunReport, RunError, RunErrorKind, Settings, Status},
     dead_letter::Publisher,
     engine::{Config, Engine, FinishedAbove, Identity, Outcome, Ownership},
     execute::{self, Cause, Context, Done, Drive, Fence, Permits, Queue, Report, Reports, Work},
@@ -115,6 +120,7 @@ pub(crate) struct Start {
     pub(crate) settings: Arc<Settings>,
     pub(crate) lookup: Lookup,
     pub(crate) controls: mpsc::Receiver<Control>,
+    pub(crate) events: broadcast::Sender<Event>,
     pub(crate) runtime: Handle,
     pub(crate) ended: oneshot::Sender<Result<RunReport, RunError>>,
 }
@@ -134,6 +140,7 @@ fn run(start: Start) {
         settings,
         lookup,
         controls,
+        events,
         runtime,
         ended,
     } = start;
@@ -148,6 +155,7 @@ fn run(start: Start) {
             lookup,
             runtime,
             controls,
+            events,
             lifeline,
             pump_thread,
         );
@@ -235,7 +243,9 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         let mut pump = lock();
         pump.abort_handlers();
         let owners = pump.owners();
+        let gone = pump.named(&owners);
         pump.commit_and_end(&owners, commit_until);
+        pump.announce(Change::Revoked, &gone);
         pump.reply = None;
     }
     if consumer.close_queue().is_ok() {
@@ -303,6 +313,8 @@ pub(super) struct Held {
     pub(super) identity: Identity,
     /// It was said in the log that its snapshot is cut; once, until it fits again.
     pub(super) cut_reported: bool,
+    /// The stuck record that was told of last, and the age at which it is told of again.
+    pub(super) stuck: Option<(u64, Duration)>,
 }
 
 /// No broker can be reached.
@@ -330,6 +342,7 @@ pub(crate) struct Pump {
     /// Empty until the brokers have told it.
     pub(super) cluster_id: String,
     pub(super) controls: mpsc::Receiver<Control>,
+    events: broadcast::Sender<Event>,
     pub(super) reports: mpsc::Receiver<Report>,
     pub(super) send_report: Reports,
     pub(super) context: Arc<Context>,
@@ -359,6 +372,7 @@ impl Pump {
         lookup: Lookup,
         runtime: Handle,
         controls: mpsc::Receiver<Control>,
+        events: broadcast::Sender<Event>,
         lifeline: Lifeline,
         thread: Thread,
     ) -> Self {
@@ -396,6 +410,7 @@ impl Pump {
             remembered: HashMap::new(),
             cluster_id: String::new(),
             controls,
+            events,
             reports,
             send_report,
             context,
@@ -495,13 +510,16 @@ impl Pump {
         }
         let now = Instant::now();
         match code {
-            Code::AllBrokersDown => {
-                let outage = self.outage.get_or_insert(Outage {
-                    since: now,
-                    last_error: now,
-                });
-                outage.last_error = now;
-            }
+            Code::AllBrokersDown => match &mut self.outage {
+                Some(outage) => outage.last_error = now,
+                None => {
+                    self.outage = Some(Outage {
+                        since: now,
+                        last_error: now,
+                    });
+                    self.tell(Event::BrokersDown);
+                }
+            },
             Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut => {
                 if let Some(outage) = &mut self.outage {
                     outage.last_error = now;
@@ -523,7 +541,14 @@ impl Pump {
 
     /// A broker has answered.
     pub(super) fn brokers_answer(&mut self) {
-        self.outage = None;
+        if let Some(outage) = self.outage.take() {
+            self.tell(Event::BrokersUp(outage.since.elapsed()));
+        }
+    }
+
+    /// Tells those who listen, if any.
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
     }
 
     // ---- reports and controls ----
@@ -633,8 +658,13 @@ impl Pump {
             }
         }
         self.dead_letters.retain(|task| !task.is_finished());
-        self.outage
-            .take_if(|outage| now.duration_since(outage.last_error) >= CALM);
+        if let Some(outage) = &self.outage
+            && now.duration_since(outage.last_error) >= CALM
+        {
+            self.brokers_answer();
+        }
+        self.pass_markers(consumer);
+        self.tell_of_stuck_records();
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \
                            keep it alive until `run` returns";

@@ -353,3 +353,19 @@ fn passing_transaction_markers_is_committed_without_new_traffic() {
     world.pass(world.sleep().expect("there is something to commit"));
     assert_eq!(world.commit(), Some(vec![(owner, 12)]));
 }
+
+// R5c
+#[test]
+fn a_commit_of_an_earlier_owner_that_came_late_is_healed_although_nothing_changes() {
+    let (mut world, owner) = ten();
+    (0..10).for_each(|offset| world.finish(owner, offset));
+    world.commit_all();
+    let idle = world.assign(7);
+    for _ in 0..2 {
+        world.pass(Duration::from_secs(59));
+        assert_eq!(world.commit(), None, "there is nothing new to commit");
+        world.pass(Duration::from_secs(2));
+        assert_eq!(world.commit(), Some(vec![(owner, 10), (idle, 7)]));
+        world.answer(&[Accepted, Accepted]);
+    }
+}

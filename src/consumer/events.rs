@@ -1,0 +1,142 @@
+//! What happens to a running consumer, as it happens.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use crate::record::Source;
+
+/// A partition of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct TopicPartition {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The partition's number.
+    pub partition: i32,
+}
+
+impl TopicPartition {
+    pub(crate) fn of(source: &Source) -> Self {
+        Self {
+            topic: Arc::clone(&source.topic),
+            partition: source.partition,
+        }
+    }
+}
+
+/// Something that happened to a consumer. See [`ConsumerHandle::events`](super::ConsumerHandle::events).
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// These partitions are ours from now on.
+    Assigned(Vec<TopicPartition>),
+    /// These partitions went to another member; what had finished in them is committed, as far as the brokers let us.
+    Revoked(Vec<TopicPartition>),
+    /// These partitions were lost: the group had given them to others before we knew.
+    Lost(Vec<TopicPartition>),
+    /// No broker can be reached. Handlers go on with what has been read.
+    BrokersDown,
+    /// A broker answers again, after this long.
+    BrokersUp(Duration),
+    /// A commit of this partition failed; it is tried again with what is newest then.
+    CommitFailed {
+        /// The partition.
+        partition: TopicPartition,
+        /// What the broker said.
+        error: String,
+    },
+    /// A record has been with its handler, or waiting for it in front of all others, for longer than
+    /// [`stuck_after`](super::Builder::stuck_after). Told again each time its age has doubled.
+    Stuck(StuckRecord),
+    /// The log of this partition began anew: offsets at or below `last` came again.
+    LogReset {
+        /// The partition.
+        partition: TopicPartition,
+        /// The last offset of the old log that was read.
+        last: i64,
+        /// The first of the new one.
+        offset: i64,
+    },
+    /// Records were deleted before the group had read them.
+    OffsetOutOfRange {
+        /// The partition.
+        partition: TopicPartition,
+        /// The offset that should have been read next.
+        offset: i64,
+    },
+    /// This many events were not taken in time and are gone.
+    Missed(u64),
+}
+
+/// A record that holds up its partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StuckRecord {
+    /// Where it is.
+    pub partition: TopicPartition,
+    /// Its offset.
+    pub offset: i64,
+    /// How long it has been with its handler.
+    pub age: Duration,
+    /// Which call of the handler this is, from 1.
+    pub attempt: u32,
+    /// Finished records that cannot be committed before it finishes.
+    pub holds_back: usize,
+}
+
+/// The events of a consumer, from [`ConsumerHandle::events`](super::ConsumerHandle::events).
+#[derive(Debug)]
+pub struct Events(broadcast::Receiver<Event>);
+
+impl Events {
+    pub(super) fn new(receiver: broadcast::Receiver<Event>) -> Self {
+        Self(receiver)
+    }
+
+    /// The next event; `None` when the run is over. Up to 1,024 events wait for whoever is slow.
+    pub async fn next(&mut self) -> Option<Event> {
+        match self.0.recv().await {
+            Ok(event) => Some(event),
+            Err(RecvError::Lagged(missed)) => Some(Event::Missed(missed)),
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+/// Is told of partitions that come and go, in time to keep what belongs to them: caches, files, connections.
+///
+/// Called on the consumer's own thread, which does nothing else meanwhile: be quick, and do not block. A panic here is
+/// logged and goes no further.
+///
+/// ```
+/// use reliable_consumer::{RebalanceListener, TopicPartition};
+///
+/// struct Caches;
+///
+/// impl RebalanceListener for Caches {
+///     fn revoked(&self, partitions: &[TopicPartition]) {
+///         for partition in partitions {
+///             println!("the cache of {}/{} is not needed any more", partition.topic, partition.partition);
+///         }
+///     }
+/// }
+/// ```
+pub trait RebalanceListener: Send + Sync + 'static {
+    /// These partitions are ours; none of their records has been handled yet.
+    fn assigned(&self, partitions: &[TopicPartition]) {
+        let _ = partitions;
+    }
+
+    /// These partitions are about to go to another member. Their handlers have ended or run out of time, and what had
+    /// finished is committed.
+    fn revoked(&self, partitions: &[TopicPartition]) {
+        let _ = partitions;
+    }
+
+    /// These partitions are gone: another member may be at work on them, and handlers of ours may still run. By default
+    /// the same as [`revoked`](Self::revoked).
+    fn lost(&self, partitions: &[TopicPartition]) {
+        self.revoked(partitions);
+    }
+}
