@@ -1,5 +1,7 @@
 //! Real brokers that go away. Each test has a cluster of its own, which it may kill.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod common;
 
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use std::{
 };
 
 use reliable_consumer::{
-    Builder, ConsumerHandle, Handler, HandlerResult, Message, Payload, ReliableConsumer, Report,
-    RunError, Text,
+    Builder, ConsumerHandle, Handler, HandlerResult, Message, Payload, RebalanceListener,
+    ReliableConsumer, Report, RunError, Text, TopicPartition,
 };
 use reliable_consumer_testing::{Cluster, eventually};
 use tokio::task::JoinHandle;
@@ -119,4 +119,32 @@ pub fn all_committed(cluster: &Cluster, group: &str, topic: &str) {
 
 pub async fn until(what: &str, condition: impl FnMut() -> bool) {
     tokio::task::block_in_place(|| eventually(what, PATIENCE, condition));
+}
+
+/// Follows how many partitions a member owns, and how often that changed.
+#[derive(Clone, Default)]
+pub struct Changes(Arc<Mutex<(usize, usize)>>);
+
+impl Changes {
+    pub fn owned(&self) -> usize {
+        self.0.lock().unwrap().0
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.lock().unwrap().1
+    }
+}
+
+impl RebalanceListener for Changes {
+    fn assigned(&self, partitions: &[TopicPartition]) {
+        let mut changes = self.0.lock().unwrap();
+        changes.0 += partitions.len();
+        changes.1 += 1;
+    }
+
+    fn revoked(&self, partitions: &[TopicPartition]) {
+        let mut changes = self.0.lock().unwrap();
+        changes.0 -= partitions.len();
+        changes.1 += 1;
+    }
 }

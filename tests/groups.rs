@@ -1,0 +1,202 @@
+//! Real broker: the same promises under each way in which a group shares its partitions out.
+
+mod common;
+
+use std::{collections::HashMap, time::Duration};
+
+use common::{Running, Seen, all_committed, committed, consumer, millis, until};
+use reliable_consumer::{Builder, HandlerResult, Message, Ordering, RunErrorKind, Text};
+use reliable_consumer_testing::{Cluster, Record, cluster, unique};
+
+/// A group protocol, by the properties that choose it.
+type Protocol = &'static [(&'static str, &'static str)];
+
+const COOPERATIVE: Protocol = &[("session.timeout.ms", "6000")];
+const RANGE: Protocol = &[
+    ("partition.assignment.strategy", "range"),
+    ("session.timeout.ms", "6000"),
+];
+const ROUND_ROBIN: Protocol = &[
+    ("partition.assignment.strategy", "roundrobin"),
+    ("session.timeout.ms", "6000"),
+];
+const KIP_848: Protocol = &[("group.protocol", "consumer")];
+
+fn member(cluster: &Cluster, group: &str, topic: &str, protocol: Protocol) -> Builder {
+    let builder = reliable_consumer::ReliableConsumer::builder()
+        .bootstrap_servers(cluster.brokers())
+        .group_id(group)
+        .topic(topic)
+        .concurrency(16)
+        .commit_interval(millis(200));
+    protocol.iter().fold(builder, |builder, (name, value)| {
+        builder.property(*name, *value)
+    })
+}
+
+/// Three members are stopped and started one after another while records keep coming.
+async fn rolling_restart(protocol: Protocol) {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("rolling", 6, &[]), unique("group"));
+    let seen = Seen::<(i32, i64, String)>::default();
+    let handler = {
+        let seen = seen.clone();
+        async move |message: &Message<Text>| -> HandlerResult {
+            let work = message.offset() % 20;
+            tokio::time::sleep(millis(work as u64)).await;
+            let key = message.key_str().unwrap_or_default().to_owned();
+            seen.note((message.partition(), message.offset(), key));
+            Ok(())
+        }
+    };
+    let start = || Running::start(member(&cluster, &group, &topic, protocol), handler.clone());
+    let mut members = [start(), start(), start()];
+    let records = |round: usize| {
+        (0..2_000).map(move |n| Record::value(format!("{round}/{n}")).key(format!("k{}", n % 40)))
+    };
+    cluster.produce(&topic, records(0));
+    until("some work", || seen.len() > 200).await;
+    for (round, member) in members.iter_mut().enumerate() {
+        cluster.produce(&topic, records(round + 1));
+        let next = start();
+        let report = std::mem::replace(member, next).stop().await;
+        assert_eq!(report.abandoned, 0, "{protocol:?}");
+        tokio::time::sleep(millis(300)).await;
+    }
+    all_committed(&cluster, &group, &topic);
+    for member in members {
+        member.stop().await;
+    }
+    let mut places: Vec<_> = seen.all();
+    assert_eq!(places.len(), 8_000, "{protocol:?}: each record once");
+    let mut last: HashMap<&str, i64> = HashMap::new();
+    for (_, offset, key) in &places {
+        let before = last.insert(key, *offset);
+        assert!(
+            before.is_none_or(|before| before < *offset),
+            "{protocol:?}: order by key"
+        );
+    }
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 8_000, "{protocol:?}: none twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_repeats_and_loses_nothing_with_cooperative_sticky() {
+    rolling_restart(COOPERATIVE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_repeats_and_loses_nothing_with_range() {
+    rolling_restart(RANGE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_repeats_and_loses_nothing_with_round_robin() {
+    rolling_restart(ROUND_ROBIN).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_repeats_and_loses_nothing_with_the_protocol_of_kip_848() {
+    rolling_restart(KIP_848).await;
+}
+
+// R10c
+async fn handlers_that_outlast_the_poll_interval(protocol: Protocol) {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("long", 2, &[]), unique("group"));
+    cluster.produce(&topic, (0..2).map(|n| Record::value("x").partition(n)));
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note(message.offset());
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        Ok(())
+    };
+    let builder = || {
+        member(&cluster, &group, &topic, protocol)
+            .property("max.poll.interval.ms", "7000")
+            .drain_timeout(Duration::from_secs(60))
+    };
+    let first = Running::start(builder(), handler);
+    until("both to run", || seen.len() == 2).await;
+    // One partition is taken away while its handler runs for longer than the group waits for anybody.
+    let second = Running::start(builder(), Seen::default().noting());
+    all_committed(&cluster, &group, &topic);
+    let (one, two) = (first.stop().await, second.stop().await);
+    assert_eq!(
+        (one.handled, two.handled),
+        (1, 1),
+        "{protocol:?}: the one that was not awaited came again"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_outlast_the_poll_interval_cost_nobody_its_membership() {
+    handlers_that_outlast_the_poll_interval(COOPERATIVE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_outlast_the_poll_interval_cost_nobody_its_membership_under_kip_848() {
+    handlers_that_outlast_the_poll_interval(KIP_848).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("static", 4, &[]), unique("group"));
+    let listener = common::Changes::default();
+    let named = |name: &str| {
+        consumer(&cluster, &group)
+            .topic(&topic)
+            .property("group.instance.id", name)
+    };
+    let seen = Seen::default();
+    let first = Running::start(
+        named("a").rebalance_listener(listener.clone()),
+        seen.noting(),
+    );
+    until("all partitions", || listener.owned() == 4).await;
+    let second = Running::start(named("b"), seen.noting());
+    until("a fair share", || listener.owned() == 2).await;
+    let changes = listener.count();
+    second.stop().await;
+    let second = Running::start(named("b"), seen.noting());
+    cluster.produce(
+        &topic,
+        (0..400).map(|n| Record::value("x").partition(n % 4)),
+    );
+    all_committed(&cluster, &group, &topic);
+    assert_eq!(
+        listener.count(),
+        changes,
+        "the other member noticed nothing"
+    );
+    assert_eq!(second.stop().await.handled, 200);
+    assert_eq!(first.stop().await.handled, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_members_with_one_instance_id_the_earlier_ends_with_an_error_that_says_so() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("fenced", 1, &[]), unique("group"));
+    let start = || {
+        let builder = consumer(&cluster, &group)
+            .topic(&topic)
+            .property("group.instance.id", "same");
+        Running::start(
+            builder.ordering(Ordering::Unordered),
+            Seen::default().noting(),
+        )
+    };
+    let first = start();
+    until("its start", || committed(&cluster, &group, &topic) == [0]).await;
+    let second = start();
+    let error = first.ended().await.unwrap_err();
+    assert_eq!(error.kind(), RunErrorKind::Fenced);
+    assert!(error.to_string().contains("group.instance.id"), "{error}");
+    cluster.produce(&topic, [Record::value("x")]);
+    all_committed(&cluster, &group, &topic);
+    assert_eq!(second.stop().await.handled, 1);
+}
