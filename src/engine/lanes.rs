@@ -12,7 +12,9 @@ use std::{
 
 /// Records of one key that go out together. Long turns save work for fast handlers; a slow one delays only its own key.
 const KEYED_TURN: usize = 32;
-const NIL: u32 = u32::MAX;
+/// No record: more than will ever arrive.
+const NIL: u64 = u64::MAX;
+const FIRST_NODES: usize = 64;
 /// Idle lanes are kept (a key often comes back at once) until there are this many.
 const IDLE_LANES: usize = 4096;
 
@@ -212,8 +214,8 @@ impl<R> Lanes<R> {
             Self::Each { ready, .. } => ready.iter().map(|queued| queued.seq).collect(),
             Self::One(line) => line.queue.iter().map(|queued| queued.seq).collect(),
             Self::Keyed(keyed) => {
-                let items = keyed.nodes.iter().filter_map(|node| node.item.as_ref());
-                items.map(|queued| queued.seq).collect()
+                let taken = keyed.nodes.iter().filter(|node| node.record.is_some());
+                taken.map(|node| node.seq).collect()
             }
         }
     }
@@ -228,15 +230,18 @@ impl<R> Lanes<R> {
     }
 }
 
-/// Lanes by key: a hash table of lanes, each with an intrusive list of records in one shared slab.
+/// Lanes by key: a hash table of lanes, each with an intrusive list of records.
+///
+/// A record waits in a ring at its own sequence, so that records that came one after another lie side by side: a slab
+/// with a free list would scatter them, and each visit be a miss of the cache.
 #[derive(Debug)]
 pub(crate) struct Keyed<R> {
     by_hash: HashMap<u64, LaneId, BuildHasherDefault<AlreadyHashed>>,
     lanes: Vec<Lane>,
     free_lanes: Vec<LaneId>,
     idle: usize,
+    /// By sequence modulo its length, a power of two. Two sequences never meet in it: it grows before they would.
     nodes: Vec<Node<R>>,
-    free_node: u32,
     /// Lanes with records and no turn out, longest waiting first.
     ready: VecDeque<LaneId>,
     turns_out: usize,
@@ -248,8 +253,9 @@ pub(crate) struct Keyed<R> {
 struct Lane {
     /// `None`: the lane of one record without a key, gone when it is idle.
     hash: Option<u64>,
-    head: u32,
-    tail: u32,
+    /// First and last record that waits, by sequence; the last one counts only where there is a first.
+    head: u64,
+    tail: u64,
     out: u32,
     held: bool,
     /// Stands in `ready`.
@@ -258,8 +264,22 @@ struct Lane {
 
 #[derive(Debug)]
 struct Node<R> {
-    item: Option<Queued<R>>,
+    record: Option<R>,
+    seq: u64,
+    attempts: u32,
+    /// How much higher the sequence of the lane's next record is; 0 at the end.
     next: u32,
+}
+
+impl<R> Node<R> {
+    fn free() -> Self {
+        Self {
+            record: None,
+            seq: 0,
+            attempts: 0,
+            next: 0,
+        }
+    }
 }
 
 impl Lane {
@@ -276,7 +296,6 @@ impl<R> Keyed<R> {
             free_lanes: Vec::new(),
             idle: 0,
             nodes: Vec::new(),
-            free_node: NIL,
             ready: VecDeque::new(),
             turns_out: 0,
             queued: 0,
@@ -299,24 +318,27 @@ impl<R> Keyed<R> {
                 }
             },
         };
-        let node = self.new_node(queued, NIL);
+        let seq = queued.seq;
+        self.place(queued, 0);
         let at = &mut self.lanes[lane as usize];
         if at.head == NIL {
-            at.head = node;
+            at.head = seq;
         } else {
-            self.nodes[at.tail as usize].next = node;
+            let mask = self.nodes.len() - 1;
+            self.nodes[at.tail as usize & mask].next = (seq - at.tail) as u32;
         }
-        at.tail = node;
+        at.tail = seq;
         self.mark_ready(lane);
     }
 
     fn push_front(&mut self, lane: LaneId, queued: Queued<R>) {
-        let next = self.lanes[lane as usize].head;
-        let node = self.new_node(queued, next);
+        let (seq, next) = (queued.seq, self.lanes[lane as usize].head);
+        let distance = if next == NIL { 0 } else { next - seq };
+        self.place(queued, distance as u32);
         let at = &mut self.lanes[lane as usize];
-        at.head = node;
+        at.head = seq;
         if next == NIL {
-            at.tail = node;
+            at.tail = seq;
         }
         self.mark_ready(lane);
     }
@@ -348,36 +370,60 @@ impl<R> Keyed<R> {
         (self.lanes.len() - 1) as LaneId
     }
 
+    /// Puts a record into the ring.
     #[inline]
-    fn new_node(&mut self, queued: Queued<R>, next: u32) -> u32 {
+    fn place(&mut self, queued: Queued<R>, next: u32) {
         self.queued += 1;
-        if self.free_node == NIL {
-            self.nodes.push(Node {
-                item: Some(queued),
-                next,
-            });
-            return (self.nodes.len() - 1) as u32;
+        while self
+            .nodes
+            .get(queued.seq as usize & self.nodes.len().wrapping_sub(1))
+            .is_none_or(|node| node.record.is_some())
+        {
+            self.grow();
         }
-        let id = self.free_node;
-        let node = &mut self.nodes[id as usize];
-        self.free_node = node.next;
-        *node = Node {
-            item: Some(queued),
+        let mask = self.nodes.len() - 1;
+        self.nodes[queued.seq as usize & mask] = Node {
+            record: Some(queued.record),
+            seq: queued.seq,
+            attempts: queued.attempts,
             next,
         };
-        id
     }
 
+    #[cold]
+    fn grow(&mut self) {
+        let length = (self.nodes.len() * 2).max(FIRST_NODES);
+        let mut nodes: Vec<_> = std::iter::repeat_with(Node::free).take(length).collect();
+        for node in self.nodes.drain(..).filter(|node| node.record.is_some()) {
+            let at = node.seq as usize & (length - 1);
+            nodes[at] = node;
+        }
+        self.nodes = nodes;
+    }
+
+    /// Takes a record out of the ring, and tells which one is behind it in its lane.
     #[inline]
-    fn take_node(&mut self, id: u32) -> (Queued<R>, u32) {
-        let node = &mut self.nodes[id as usize];
-        let item = node
-            .item
+    fn take_node(&mut self, seq: u64) -> (Queued<R>, u64) {
+        let mask = self.nodes.len() - 1;
+        let node = &mut self.nodes[seq as usize & mask];
+        debug_assert_eq!(node.seq, seq);
+        let record = node
+            .record
             .take()
             .expect("a node in a lane's list holds a record");
-        let next = std::mem::replace(&mut node.next, self.free_node);
-        self.free_node = id;
-        (item, next)
+        let next = match node.next {
+            0 => NIL,
+            distance => seq + u64::from(distance),
+        };
+        let attempts = node.attempts;
+        (
+            Queued {
+                record,
+                seq,
+                attempts,
+            },
+            next,
+        )
     }
 
     #[inline]
@@ -446,8 +492,7 @@ impl<R> Keyed<R> {
 
     fn clear_queued(&mut self) {
         self.ready.clear();
-        self.nodes.clear();
-        self.free_node = NIL;
+        self.nodes.fill_with(Node::free);
         self.queued = 0;
         for lane in &mut self.lanes {
             (lane.head, lane.tail, lane.ready) = (NIL, NIL, false);
@@ -547,7 +592,7 @@ mod tests {
         let Lanes::Keyed(keyed) = lanes else {
             unreachable!()
         };
-        assert_eq!((keyed.lanes.len(), keyed.nodes.len()), (1, 1));
+        assert_eq!((keyed.lanes.len(), keyed.nodes.len()), (1, FIRST_NODES));
     }
 
     #[test]
