@@ -20,7 +20,7 @@ const FIRST: usize = 64;
 const LEAST: usize = 4;
 const MOST: usize = 4096;
 const SHORTEST_TURN: usize = 8;
-const LONGEST_TURN: usize = 256;
+const LONGEST_TURN: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Pace {
