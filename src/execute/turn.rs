@@ -166,6 +166,7 @@ pub(super) fn judge(
                 }
             }
             let message = chain(error.source());
+            drop_quietly(error);
             match disposition {
                 Disposition::Skip => {
                     tracing::debug!(
@@ -215,8 +216,24 @@ pub(super) fn judge(
     ))
 }
 
-/// An error with its sources, as one line.
+/// An error with its sources, as one line. It is a user's, and may panic when it is shown.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let shown = catch_unwind(AssertUnwindSafe(|| one_line(error)));
+    shown.unwrap_or_else(|panic| {
+        format!(
+            "an error that panics when shown: {}",
+            panic_message(&*panic)
+        )
+    })
+}
+
+/// What a user's code has made may panic even when it is dropped.
+fn drop_quietly<T>(value: T) {
+    // The panic itself has been reported by the hook.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+}
+
+fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -2,6 +2,7 @@
 
 use std::{
     error::Error,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -65,7 +66,7 @@ pub(super) fn generate_token(
         token,
         principal,
         expires,
-    } = provider.token().map_err(|error| error.to_string())?;
+    } = token(&**provider)?;
     let lifetime_ms = expires
         .duration_since(UNIX_EPOCH)
         .unwrap_or(Duration::ZERO)
@@ -75,6 +76,14 @@ pub(super) fn generate_token(
         principal_name: principal,
         lifetime_ms: i64::try_from(lifetime_ms)?,
     })
+}
+
+/// A provider that panics has failed: librdkafka, which asks for the token, cannot be unwound through.
+fn token(provider: &dyn OAuthTokenProvider) -> Result<OAuthToken, Box<dyn Error>> {
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        provider.token().map_err(|error| error.to_string())
+    }));
+    Ok(answer.map_err(|_| "the token provider panicked: see its message in the log")??)
 }
 
 /// The consumer's context, which keeps the pump.
@@ -128,5 +137,19 @@ impl ConsumerContext for Shell {
         } else {
             pump.revoked(consumer, list);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_provider_that_panics_has_failed_and_unwinds_no_further() {
+        let provider =
+            || -> Result<OAuthToken, Box<dyn Error + Send + Sync>> { panic!("no token today") };
+        let provider: Arc<dyn OAuthTokenProvider> = Arc::new(provider);
+        let error = generate_token(Some(&provider)).err().unwrap();
+        assert!(error.to_string().contains("panicked"), "{error}");
     }
 }
