@@ -78,8 +78,8 @@ fn decimal(text: &str) -> Option<i64> {
     digits.then(|| text.parse().ok())?
 }
 
-/// Kafka's own rule for topic names.
-fn is_topic_name(name: &str) -> bool {
+/// Kafka's own rule for topic names, but for the names `.` and `..`.
+pub(crate) fn is_topic_name(name: &str) -> bool {
     (1..=249).contains(&name.len())
         && name
             .bytes()

@@ -18,6 +18,7 @@ use crate::{
     engine,
     execute::Filter,
     kafka::{OAuthTokenProvider, Properties, consumer_config, producer_config},
+    origin::is_topic_name,
 };
 
 const MAX_CONCURRENCY: usize = 1 << 20;
@@ -289,6 +290,13 @@ impl Builder {
                 call: "topic",
             });
         }
+        let mut topics = self.topics;
+        topics.sort_unstable();
+        // librdkafka refuses a subscription that names a topic twice.
+        topics.dedup();
+        for topic in &topics {
+            check_topic("a topic", topic)?;
+        }
         check("concurrency", self.concurrency, 1..=MAX_CONCURRENCY)?;
         check("window", self.window, 1..=(1 << 24))?;
         check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
@@ -298,10 +306,7 @@ impl Builder {
             positive("handler_timeout", limit)?;
         }
         let pattern = self.pattern.as_deref().map(anchored).transpose()?;
-        let subscription = Subscription {
-            topics: self.topics,
-            pattern,
-        };
+        let subscription = Subscription { topics, pattern };
         if let Some(dead_letter) = &self.dead_letter {
             check_dead_letter(dead_letter, &subscription)?;
         }
@@ -365,13 +370,7 @@ fn check_dead_letter(
     subscription: &Subscription,
 ) -> Result<(), BuildError> {
     let topic = &*dead_letter.topic;
-    if topic.is_empty() {
-        return Err(BuildError::Invalid {
-            what: "the dead-letter topic",
-            value: "empty".into(),
-            reason: "name the topic that dead letters go to".into(),
-        });
-    }
+    check_topic("the dead-letter topic", topic)?;
     match subscription.taken_in_by(topic) {
         None => Ok(()),
         Some(subscription) => Err(BuildError::DeadLetterTopicConsumed {
@@ -379,6 +378,20 @@ fn check_dead_letter(
             subscription: subscription.into(),
         }),
     }
+}
+
+/// librdkafka would take a name that starts with `^` for a pattern, past all that is checked of patterns.
+fn check_topic(what: &'static str, name: &str) -> Result<(), BuildError> {
+    if is_topic_name(name) {
+        return Ok(());
+    }
+    Err(BuildError::Invalid {
+        what,
+        value: format!("{name:?}"),
+        reason: "a topic's name is 1 to 249 characters out of a-z, A-Z, 0-9, `.`, `_` and `-`; for a pattern call \
+                 `topic_pattern`"
+            .into(),
+    })
 }
 
 /// librdkafka takes a topic for a pattern when it starts with `^`.
