@@ -4,6 +4,7 @@ use std::{
     future::{Future, IntoFuture},
     pin::Pin,
     sync::{Arc, mpsc},
+    time::Duration,
 };
 
 use tokio::{
@@ -18,6 +19,10 @@ use crate::kafka::{self, Control, Lookup, Start};
 ///
 /// Awaiting it gives the [`Report`] of an orderly end, or the error that ended it. Dropping the future stops the run at
 /// once: handlers are cancelled, what is finished is committed in the background, nothing else is.
+///
+/// # Panics
+///
+/// When awaited outside a tokio runtime, or in one without timers (`enable_time` or `enable_all`).
 #[must_use = "a run does nothing until it is awaited"]
 pub struct Run {
     settings: Arc<Settings>,
@@ -70,6 +75,8 @@ impl Run {
             lookup,
             shutdown,
         } = self;
+        // Timeouts and dead letters need the runtime's timers. Without them this panics, here rather than in a handler.
+        drop(tokio::time::sleep(Duration::ZERO));
         let (ended, mut end) = oneshot::channel();
         let start = Start {
             settings,
