@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -41,12 +42,14 @@ impl Queue {
 
     pub(super) async fn pop(&self) -> Work {
         loop {
-            // One notification is kept for whoever comes next, so none is lost between the look and the wait. Of
-            // several, those that found nobody waiting are: but whoever is not waiting looks again before it does.
+            // Waits before it looks: of several notifications only one is kept for whoever comes later, and two may be
+            // between the look and the wait.
+            let mut filled = pin!(self.filled.notified());
+            filled.as_mut().enable();
             if let Some(work) = self.try_pop() {
                 return work;
             }
-            self.filled.notified().await;
+            filled.await;
         }
     }
 
