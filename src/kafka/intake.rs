@@ -44,7 +44,7 @@ impl Pump {
         let room = self.engine.room(held.owner);
         // Unfinished records keep their finished neighbours in memory: what is really held is bounded as well.
         let crowded =
-            self.engine.bytes() > 0 && self.residency.bytes() > 2 * self.settings.engine.max_bytes;
+            self.engine.bytes() > 0 && self.residency.bytes() / 2 > self.settings.engine.max_bytes;
         if room == 0 || crowded {
             return false;
         }
