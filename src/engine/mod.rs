@@ -651,6 +651,14 @@ impl<R, C> Engine<R, C> {
         commit
     }
 
+    /// Whether any of them has something that the broker has not acknowledged.
+    pub(crate) fn commit_is_due(&self, owners: &[Ownership]) -> bool {
+        owners
+            .iter()
+            .filter_map(|owner| self.partition(*owner))
+            .any(Partition::commit_is_due)
+    }
+
     pub(crate) fn commit_in_flight(&self) -> bool {
         self.commit_in_flight.is_some()
     }

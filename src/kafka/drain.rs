@@ -55,7 +55,9 @@ impl Pump {
             if owners.iter().all(|owner| self.engine.is_drained(*owner)) {
                 return;
             }
-            if now >= until || self.stop.is_some_and(|limit| limit.is_zero()) {
+            // A run that is to end may have less time than that.
+            let until = self.stop.map_or(until, |stop| until.min(stop.drain));
+            if now >= until {
                 for owner in owners
                     .iter()
                     .filter(|owner| !self.engine.is_drained(**owner))
@@ -78,8 +80,18 @@ impl Pump {
 
     /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
     pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
+        self.commit_all(owners, until);
+        for owner in owners {
+            self.end(*owner);
+        }
+    }
+
+    /// Commits what is finished and waits for the answer. `false`: trying again may help.
+    pub(super) fn commit_all(&mut self, owners: &[Ownership], until: Instant) -> bool {
         let mut sent = false;
         loop {
+            self.take_controls();
+            let until = self.stop.map_or(until, |stop| until.min(stop.commit));
             let left = until.saturating_duration_since(Instant::now());
             if self.engine.commit_in_flight() {
                 self.take_commit_answer(left.min(Duration::from_millis(50)));
@@ -96,9 +108,7 @@ impl Pump {
                 break;
             }
         }
-        for owner in owners {
-            self.end(*owner);
-        }
+        self.commits_refused || !self.engine.commit_is_due(owners)
     }
 
     /// Ends the ownership of a partition that another member may hold already.
@@ -120,6 +130,13 @@ impl Pump {
         };
         held.fence.close(Instant::now());
         self.context.permits.fence_closed();
+        // The next owner sends it: two would make two dead letters, and during an outage ever more would wait.
+        self.dead_letters.retain(|(sender, task)| {
+            if *sender == owner {
+                task.abort();
+            }
+            *sender != owner
+        });
         if let Some(last) = self.engine.end(owner) {
             self.add_to_report(&held.source, last);
         }
@@ -159,7 +176,8 @@ impl Pump {
 
     /// Cancels what handlers still do.
     pub(super) fn abort_handlers(&mut self) {
-        for task in self.executors.drain(..).chain(self.dead_letters.drain(..)) {
+        let dead_letters = self.dead_letters.drain(..).map(|(_, task)| task);
+        for task in self.executors.drain(..).chain(dead_letters) {
             task.abort();
         }
     }

@@ -88,7 +88,7 @@ impl Pump {
 
     fn dead_letter(&mut self, topic: Arc<str>, given_up: GivenUp<Record, Cause>) {
         let Some(publisher) = self.publisher() else {
-            return;
+            return self.engine.abandon(given_up.owner);
         };
         let GivenUp {
             owner,
@@ -129,7 +129,7 @@ impl Pump {
             );
             reports.send(Report::DeadLettered { owner, seq, lane });
         });
-        self.dead_letters.push(task);
+        self.dead_letters.push((owner, task));
     }
 
     /// The producer comes into being with the first dead letter: most consumers never need its connections.

@@ -56,6 +56,10 @@ const LOOK: Duration = LONGEST_SLEEP;
 const CALM: Duration = Duration::from_secs(15);
 /// Of a shutdown's time, what is kept for the last commit and for leaving the group.
 const RESERVE: Duration = Duration::from_secs(3);
+/// Between two tries of a last commit.
+const COMMIT_PAUSE: Duration = Duration::from_millis(100);
+/// A user may give any time; the clock ends somewhere.
+const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Granted to the last commit and to leaving when the consumer is told to stop at once.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
@@ -206,51 +210,58 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
 
 /// Drains, commits, and leaves the group, within the time that was given.
 fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
-    let began = Instant::now();
     let lock = || consumer.context().lock();
-    let (drain_until, commit_until, leave_until) = {
+    {
         let mut pump = lock();
-        let limit = pump.stop.unwrap_or_default();
-        let reserve = RESERVE.min(limit / 4);
-        let times = if limit.is_zero() {
-            (began, began + AT_ONCE, began + 2 * AT_ONCE)
-        } else {
-            (
-                began + limit - reserve,
-                began + limit - reserve / 3,
-                began + limit,
-            )
-        };
-        let owners = pump.owners();
-        pump.begin_drain(&owners, times.0);
-        times
-    };
+        let (owners, until) = (pump.owners(), pump.deadline().drain);
+        pump.begin_drain(&owners, until);
+    }
     loop {
         serve_events(consumer);
         let mut pump = lock();
         let worked = pump.step(consumer);
-        let stop_now = pump.stop.is_some_and(|limit| limit.is_zero());
-        if pump.drained() || Instant::now() >= drain_until || stop_now {
+        // Looked up each time: a shorter time may be given meanwhile.
+        let left = pump
+            .deadline()
+            .drain
+            .saturating_duration_since(Instant::now());
+        if pump.drained() || left.is_zero() {
             break;
         }
         let sleep = pump.sleep();
         drop(pump);
         if !worked {
-            thread::park_timeout(sleep.min(drain_until - Instant::now().min(drain_until)));
+            thread::park_timeout(sleep.min(left));
         }
     }
-    {
+    lock().abort_handlers();
+    loop {
         let mut pump = lock();
-        pump.abort_handlers();
+        // What finished at the last moment.
+        pump.take_reports();
         let owners = pump.owners();
-        let gone = pump.named(&owners);
-        pump.commit_and_end(&owners, commit_until);
-        pump.announce(Change::Revoked, &gone);
-        pump.reply = None;
+        let until = pump.deadline().commit;
+        if pump.commit_all(&owners, until) || Instant::now() >= pump.deadline().commit {
+            let gone = pump.named(&owners);
+            owners.iter().for_each(|owner| pump.end(*owner));
+            pump.announce(Change::Revoked, &gone);
+            pump.reply = None;
+            break;
+        }
+        drop(pump);
+        // A commit that meets a rebalance is refused until this member has joined the new generation.
+        serve_events(consumer);
+        thread::park_timeout(COMMIT_PAUSE);
     }
     if consumer.close_queue().is_ok() {
-        while !consumer.closed() && Instant::now() < leave_until {
+        while !consumer.closed() {
             serve_events(consumer);
+            let mut pump = lock();
+            pump.take_controls();
+            if Instant::now() >= pump.deadline().leave {
+                break;
+            }
+            drop(pump);
             thread::park_timeout(Duration::from_millis(1));
         }
     }
@@ -317,6 +328,48 @@ pub(super) struct Held {
     pub(super) stuck: Option<(u64, Duration)>,
 }
 
+/// By when each part of an orderly end is over. Counted from the moment it was asked for: whatever a rebalance takes
+/// meanwhile is part of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline {
+    pub(super) drain: Instant,
+    pub(super) commit: Instant,
+    leave: Instant,
+}
+
+impl Deadline {
+    fn within(limit: Duration) -> Self {
+        if limit.is_zero() {
+            return Self::at_once();
+        }
+        let now = Instant::now();
+        let limit = limit.min(LONGEST_LIMIT);
+        let reserve = RESERVE.min(limit / 4);
+        Self {
+            drain: now + limit - reserve,
+            commit: now + limit - reserve / 3,
+            leave: now + limit,
+        }
+    }
+
+    fn at_once() -> Self {
+        let now = Instant::now();
+        Self {
+            drain: now,
+            commit: now + AT_ONCE,
+            leave: now + 2 * AT_ONCE,
+        }
+    }
+
+    fn or_sooner(self, other: Self) -> Self {
+        Self {
+            drain: self.drain.min(other.drain),
+            commit: self.commit.min(other.commit),
+            leave: self.leave.min(other.leave),
+        }
+    }
+}
+
 /// No broker can be reached.
 pub(super) struct Outage {
     pub(super) since: Instant,
@@ -353,16 +406,19 @@ pub(crate) struct Pump {
     pub(super) executors: Vec<JoinHandle<()>>,
     pub(super) runtime: Handle,
     pub(super) publisher: Option<Arc<Publisher>>,
-    pub(super) dead_letters: Vec<JoinHandle<()>>,
+    /// Dead letters on their way, with the ownership that each is for.
+    pub(super) dead_letters: Vec<(Ownership, JoinHandle<()>)>,
     pub(super) last_tick: Instant,
     pub(super) last_look: Instant,
     /// Which partition is read first in this round.
     pub(super) first_read: usize,
     pub(super) outage: Option<Outage>,
     pub(super) unknown_topic: Throttle,
-    /// Set when the run is to end: the time that remains for it, zero for none.
-    pub(super) stop: Option<Duration>,
+    /// Set when the run is to end.
+    pub(super) stop: Option<Deadline>,
     pub(super) failure: Option<(RunErrorKind, String)>,
+    /// The group does not take commits from us any more.
+    pub(super) commits_refused: bool,
     pub(super) report: RunReport,
 }
 
@@ -427,6 +483,7 @@ impl Pump {
             unknown_topic: Throttle::default(),
             stop: None,
             failure: None,
+            commits_refused: false,
             report: RunReport::default(),
             settings,
         }
@@ -477,7 +534,17 @@ impl Pump {
             tracing::error!(group = %self.settings.group, ?kind, "{message}");
             self.failure = Some((kind, message));
         }
-        self.stop.get_or_insert(self.settings.shutdown_timeout);
+        let limit = self.settings.shutdown_timeout;
+        self.stop.get_or_insert_with(|| Deadline::within(limit));
+    }
+
+    fn end_by(&mut self, deadline: Deadline) {
+        self.stop = Some(self.stop.map_or(deadline, |stop| stop.or_sooner(deadline)));
+    }
+
+    fn deadline(&self) -> Deadline {
+        self.stop
+            .expect("the group is left only when the run is to end")
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -601,14 +668,11 @@ impl Pump {
         any
     }
 
-    fn take_controls(&mut self) {
+    pub(super) fn take_controls(&mut self) {
         loop {
             match self.controls.try_recv() {
-                Ok(Control::Shutdown(limit)) => {
-                    let limit = self.stop.map_or(limit, |stop| stop.min(limit));
-                    self.stop = Some(limit);
-                }
-                Ok(Control::StopNow) => self.stop = Some(Duration::ZERO),
+                Ok(Control::Shutdown(limit)) => self.end_by(Deadline::within(limit)),
+                Ok(Control::StopNow) => self.end_by(Deadline::at_once()),
                 Ok(Control::Pause(selection)) => {
                     if !self.paused.contains(&selection) {
                         self.paused.push(selection);
@@ -623,7 +687,7 @@ impl Pump {
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
                     // Nobody is left who could ask for an orderly end.
-                    self.stop.get_or_insert(Duration::ZERO);
+                    self.stop.get_or_insert_with(Deadline::at_once);
                     break;
                 }
             }
@@ -657,7 +721,7 @@ impl Pump {
                 held.end = Some((high, now));
             }
         }
-        self.dead_letters.retain(|task| !task.is_finished());
+        self.dead_letters.retain(|(_, task)| !task.is_finished());
         if let Some(outage) = &self.outage
             && now.duration_since(outage.last_error) >= CALM
         {
