@@ -125,3 +125,32 @@ async fn a_shutdown_without_brokers_ends_in_its_time_and_tells_what_was_not_comm
         "it goes on where the report said: {first:?} {partition:?}"
     );
 }
+
+// R10
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_a_shutdown_that_waits_for_brokers() {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let (topic, group) = (cluster.create_topic("twice", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(0, 10));
+    let seen = Seen::default();
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .commit_interval(Duration::from_secs(60));
+    let run = Running::start(builder, seen.noting());
+    until("all to be handled", || seen.len() == 10).await;
+    tokio::task::block_in_place(|| cluster.kill([1]));
+    run.handle.shutdown().unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let began = Instant::now();
+    run.handle.stop_now().unwrap();
+    let report = run.ended().await.unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(report.partitions[0].committable, Some(10));
+    assert_ne!(report.partitions[0].committed, Some(10));
+}

@@ -249,6 +249,17 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("commit {topic}/{partition} for {group}: {error}"));
     }
 
+    /// How many members the group has.
+    pub fn members(&self, group: &str) -> usize {
+        let listed = self
+            .admin
+            .inner()
+            .fetch_group_list(Some(group), PATIENCE)
+            .unwrap_or_else(|error| panic!("members of {group}: {error}"));
+        let known = listed.groups().iter().find(|known| known.name() == group);
+        known.map_or(0, |known| known.members().len())
+    }
+
     /// A consumer that may speak for the group without joining it.
     fn group_member(&self, group: &str) -> BaseConsumer {
         self.client_config()
