@@ -10,8 +10,8 @@ use std::{
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
-    BuildError, DeadLetter, HandlerError, HandlerResult, Message, ReliableConsumer, Retry, Text,
-    header_names, permanent,
+    BuildError, DeadLetter, HandlerError, HandlerResult, Message, ReliableConsumer, Retry,
+    RunErrorKind, Text, header_names, permanent,
 };
 use reliable_consumer_testing::{Record, cluster, unique};
 use tokio::sync::Notify;
@@ -289,4 +289,85 @@ async fn a_topic_that_is_named_twice_is_consumed_once() {
     all_committed(&cluster, &group, &topic);
     run.stop().await;
     assert_eq!(seen.all(), [0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_outlives_a_rebalance() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("rest", 4, &[]), unique("group"));
+    let seen = Seen::default();
+    let builder = || consumer(&cluster, &group).topic(&topic);
+    let first = Running::start(builder(), seen.noting());
+    let second = Running::start(builder(), seen.noting());
+    first.handle.pause(&*topic).unwrap();
+    until("both to have partitions", || cluster.members(&group) == 2).await;
+    // All partitions come to the first one, which had some of them before.
+    second.stop().await;
+    let began = Instant::now();
+    while first.handle.status().await.unwrap().partitions.len() < 4 {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(millis(50)).await;
+    }
+    cluster.produce(
+        &topic,
+        (0..100).map(|n| Record::value("x").partition(n % 4)),
+    );
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(seen.len(), 0);
+    first.handle.resume(&*topic).unwrap();
+    all_committed(&cluster, &group, &topic);
+    first.stop().await;
+    assert_eq!(seen.len(), 100);
+}
+
+// T13
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_made_anew_is_read_from_its_start_or_ends_the_run() {
+    let Some(cluster) = cluster() else { return };
+    for protocol in ["classic", "consumer"] {
+        let (topic, group) = (cluster.create_topic("anew", 1, &[]), unique("group"));
+        cluster.produce(&topic, (0..100).map(|n| Record::value(n.to_string())));
+        let seen = Seen::<String>::default();
+        let noted = seen.clone();
+        let handler = async move |message: &Message<Text>| -> HandlerResult {
+            noted.note(message.payload().to_string());
+            Ok(())
+        };
+        let builder = ReliableConsumer::builder()
+            .bootstrap_servers(cluster.brokers())
+            .group_id(&group)
+            .topic(&topic)
+            .commit_interval(millis(100))
+            .property("group.protocol", protocol)
+            .property("topic.metadata.refresh.interval.ms", "500");
+        let run = Running::start(builder, handler);
+        all_committed(&cluster, &group, &topic);
+        cluster.delete_topic(&topic);
+        tokio::time::sleep(millis(300)).await;
+        cluster.create_topic_named(&topic, 1, &[]);
+        cluster.produce(&topic, (0..10).map(|n| Record::value(format!("new {n}"))));
+        let began = Instant::now();
+        let new = || {
+            seen.all()
+                .iter()
+                .filter(|value| value.starts_with("new"))
+                .count()
+        };
+        while new() < 10 && run.handle.status().await.is_ok() {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{protocol}: neither read nor ended"
+            );
+            tokio::time::sleep(millis(50)).await;
+        }
+        if new() == 10 {
+            println!("{protocol}: read");
+            all_committed(&cluster, &group, &topic);
+            run.stop().await;
+        } else {
+            let error = run.ended().await.unwrap_err();
+            println!("{protocol}: {error}");
+            assert_eq!(error.kind(), RunErrorKind::OffsetOutOfRange);
+        }
+    }
 }
