@@ -82,7 +82,11 @@ impl Pump {
     pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
         self.commit_all(owners, until);
         for owner in owners {
-            self.end(*owner);
+            if self.engine.commit_is_due(&[*owner]) {
+                self.lose(*owner);
+            } else {
+                self.end(*owner);
+            }
         }
     }
 
@@ -111,7 +115,7 @@ impl Pump {
         self.commits_refused || !self.engine.commit_is_due(owners)
     }
 
-    /// Ends the ownership of a partition that another member may hold already.
+    /// Ends an ownership whose last state could not be committed, and remembers that state: the partition may come back.
     pub(super) fn lose(&mut self, owner: Ownership) {
         let Some(held) = &self.held[owner.slot()] else {
             return;
