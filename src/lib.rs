@@ -186,7 +186,7 @@ pub use consumer::{
     ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy, StuckRecord,
     TopicPartition,
 };
-pub use engine::Ordering;
+pub use engine::{Guarantee, Ordering};
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
 
 // What handlers get and answer.

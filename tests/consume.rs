@@ -14,8 +14,8 @@ use rdkafka::{
     producer::{BaseProducer, BaseRecord, Producer as _},
 };
 use reliable_consumer::{
-    Classification, DynError, Event, Exhausted, HandlerError, HandlerResult, Json, Message,
-    Ordering, RebalanceListener, Record as Raw, ResultExt, Retry, Routes, RunErrorKind,
+    Classification, DynError, Event, Exhausted, Guarantee, HandlerError, HandlerResult, Json,
+    Message, Ordering, RebalanceListener, Record as Raw, ResultExt, Retry, Routes, RunErrorKind,
     StartPolicy, Text, TopicPartition, find_error, permanent, retry_after, skip,
 };
 use reliable_consumer_testing::{Record, cluster, unique};
@@ -849,4 +849,45 @@ async fn a_log_that_ends_in_transaction_markers_is_committed_to_its_end() {
     all_committed(&cluster, &group, &topic);
     assert_eq!(run.handle.status().await.unwrap().lag(), Some(0));
     assert_eq!(run.stop().await.handled, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_once_what_was_started_never_comes_again_and_the_rest_is_told() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("once", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(1_000));
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note(message.offset());
+        if message.offset() == 100 {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    };
+    let builder = || {
+        consumer(&cluster, &group)
+            .topic(&topic)
+            .ordering(Ordering::ByPartition)
+            .concurrency(4)
+            .guarantee(Guarantee::AtMostOnce)
+    };
+    let run = Running::start(builder(), handler);
+    until("the hundredth to hang", || seen.len() == 101).await;
+    let at = committed(&cluster, &group, &topic)[0];
+    assert!(
+        (101..=140).contains(&at),
+        "committed before it was called, and little more: {at}"
+    );
+    run.handle.stop_now().unwrap();
+    let report = run.ended().await.unwrap();
+    assert_eq!(report.handled, 100);
+    let at = committed(&cluster, &group, &topic)[0];
+    assert_eq!(report.committed_unhandled, at as u64 - 100);
+    let next = Seen::default();
+    let run = Running::start(builder(), next.noting());
+    all_committed(&cluster, &group, &topic);
+    until("the rest", || next.len() as i64 == 1_000 - at).await;
+    run.stop().await;
+    assert_eq!(next.all(), (at..1_000).collect::<Vec<_>>(), "none again");
 }

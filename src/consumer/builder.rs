@@ -13,7 +13,7 @@ use super::{
     BuildError, Exhausted, RebalanceListener, ReliableConsumer, Settings, StartPolicy, Subscription,
 };
 use crate::{
-    Classifier, Ordering, Record, Retry,
+    Classifier, Guarantee, Ordering, Record, Retry,
     dead_letter::DeadLetter,
     engine,
     execute::Filter,
@@ -49,6 +49,7 @@ pub struct Builder {
     pattern: Option<String>,
     start: StartPolicy,
     ordering: Ordering,
+    guarantee: Guarantee,
     concurrency: usize,
     window: usize,
     max_bytes: usize,
@@ -74,6 +75,7 @@ impl Builder {
             pattern: None,
             start: StartPolicy::default(),
             ordering: Ordering::default(),
+            guarantee: Guarantee::default(),
             concurrency: 64,
             window: 16_384,
             max_bytes: 64 << 20,
@@ -140,6 +142,12 @@ impl Builder {
     /// promises to those who give their records keys.
     pub fn ordering(mut self, ordering: Ordering) -> Self {
         self.ordering = ordering;
+        self
+    }
+
+    /// Whether a crash may make records come again, or lose them. Default: [`Guarantee::AtLeastOnce`], which loses nothing.
+    pub fn guarantee(mut self, guarantee: Guarantee) -> Self {
+        self.guarantee = guarantee;
         self
     }
 
@@ -327,6 +335,7 @@ impl Builder {
             start: self.start,
             engine: engine::Config {
                 ordering: self.ordering,
+                guarantee: self.guarantee,
                 concurrency: self.concurrency,
                 window: self.window,
                 max_bytes: self.max_bytes,

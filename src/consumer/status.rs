@@ -150,6 +150,9 @@ pub struct Report {
     pub abandoned: u64,
     /// Records read and not started, or waiting for a retry or a dead letter. They come again.
     pub unstarted: u64,
+    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): records that were committed and not handled. They do
+    /// not come again.
+    pub committed_unhandled: u64,
     /// Where each partition stood when it was given up.
     pub partitions: Vec<PartitionReport>,
 }

@@ -13,6 +13,7 @@ mod partition;
 mod restart;
 mod schedule;
 mod snapshot;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -23,7 +24,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::lanes::Ordering;
 #[cfg(feature = "internals")]
 pub(crate) use self::window::{Finish, Window};
 pub(crate) use self::{
@@ -32,6 +32,7 @@ pub(crate) use self::{
     partition::{Blocker, Counts, PartitionStatus},
     snapshot::{FinishedAbove, Identity, Inherited, decode as decode_snapshot},
 };
+pub use self::{lanes::Ordering, staged::Guarantee};
 use self::{
     lanes::{Queued, Turn},
     pace::Pace,
@@ -74,6 +75,7 @@ impl Ownership {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) ordering: Ordering,
+    pub(crate) guarantee: Guarantee,
     /// Handlers in progress at a time.
     pub(crate) concurrency: usize,
     /// Records of a partition from the lowest unfinished to the newest.
@@ -241,17 +243,27 @@ impl<R, C> Engine<R, C> {
 
     /// The partition is to be given away: what has not been handed over is dropped, what runs may finish.
     pub(crate) fn drain(&mut self, owner: Ownership) {
-        self.schedule.forget(owner);
+        let in_flight = self
+            .commit_in_flight
+            .iter()
+            .flat_map(|commit| &commit.entries);
+        let in_flight = in_flight
+            .filter(|entry| entry.owner == owner)
+            .map(|entry| entry.offset)
+            .next();
         if let Some(partition) = self.partition_mut(owner) {
-            partition.state = State::Draining;
-            partition.lanes.clear_queued();
+            partition.drain(in_flight);
+            if !partition.goes_on() {
+                self.schedule.forget(owner);
+            }
         }
     }
 
     /// Nothing of a draining partition is out any more: neither a handler nor a dead letter.
     pub(crate) fn is_drained(&self, owner: Ownership) -> bool {
-        self.partition(owner)
-            .is_none_or(|partition| partition.out == 0 && partition.given_up == 0)
+        self.partition(owner).is_none_or(|partition| {
+            partition.is_drained() && (partition.staged() == 0 || self.commit_in_flight.is_none())
+        })
     }
 
     /// The ownership ends. Verdicts, answers and dead letters that still come for it change nothing.
@@ -316,7 +328,13 @@ impl<R, C> Engine<R, C> {
         let least = usize::from(partition.bytes == 0);
         // What a partition's records weigh is learned from the first ones: few of them, then more.
         let read = READ.min(FIRST_READ + partition.counts.received as usize);
-        partition.window.room().min(read).min(left.max(least))
+        let room = partition.window.room().min(read).min(left.max(least));
+        if partition.commits_first() {
+            // What a crash can lose: as little as keeps the handlers busy.
+            let ahead = 2 * self.config.concurrency.max(FIRST_READ);
+            return room.min(ahead.saturating_sub(partition.committed_ahead()));
+        }
+        room
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
@@ -341,6 +359,9 @@ impl<R, C> Engine<R, C> {
         }
         if partition.receive(offset, key, bytes, record) {
             self.bytes += bytes;
+            if partition.commits_first() {
+                self.next_commit = Some(self.now);
+            }
             return Received::Queued;
         }
         if partition.commit_is_due() {
@@ -404,8 +425,7 @@ impl<R, C> Engine<R, C> {
             let Some(partition) = &mut self.partitions[at] else {
                 continue;
             };
-            if partition.paused || partition.state != State::Running || !partition.lanes.is_ready()
-            {
+            if partition.paused || !partition.goes_on() || !partition.lanes.is_ready() {
                 continue;
             }
             self.next_partition = (at + 1) % count;
@@ -485,7 +505,7 @@ impl<R, C> Engine<R, C> {
                 attempts: job.attempt - 1,
             };
             partition.not_started(job.seq);
-            if partition.state == State::Running {
+            if partition.goes_on() {
                 partition.lanes.push_front(job.lane, queued);
             }
             if partition.report(job.lane) == Turn::Over {
@@ -524,7 +544,7 @@ impl<R, C> Engine<R, C> {
         };
         match wait {
             Some(wait) => {
-                if partition.state == State::Running {
+                if partition.goes_on() {
                     partition.counts.retried += 1;
                     let due = later(self.now, wait);
                     let queued = Queued {
@@ -690,7 +710,10 @@ impl<R, C> Engine<R, C> {
                 continue;
             };
             match too_long {
-                _ if !refused => partition.committed.accepted(entry.offset, entry.version),
+                _ if !refused => {
+                    partition.committed.accepted(entry.offset, entry.version);
+                    partition.release(entry.offset);
+                }
                 Some(length) => partition.shrink_metadata(length),
                 None if doubtful => partition.committed.isolate(),
                 None => partition.committed.failed(now),
@@ -706,9 +729,10 @@ impl<R, C> Engine<R, C> {
             .peek()
             .is_some()
             .then_some(later(now, self.config.commit_interval));
-        if due
-            .any(|partition| partition.committed.goes_alone() && partition.committed.may_send(now))
-        {
+        if due.any(|partition| {
+            (partition.committed.goes_alone() || partition.commits_first())
+                && partition.committed.may_send(now)
+        }) {
             self.next_commit = Some(now);
         }
     }

@@ -11,6 +11,7 @@ use super::{
     commit::{CommitEntry, Committed},
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
     snapshot::{self, FinishedAbove, Identity, Inherited},
+    staged::{Guarantee, Staged},
     window::{Finish, Window},
 };
 
@@ -91,6 +92,8 @@ pub(crate) struct PartitionStatus {
     pub(crate) oldest_running: Option<RunningRecord>,
     pub(crate) draining: bool,
     pub(crate) paused: bool,
+    /// Committed and not finished, under [`Guarantee::AtMostOnce`].
+    pub(crate) committed_left: usize,
     pub(crate) counts: Counts,
 }
 
@@ -117,6 +120,10 @@ pub(crate) struct Partition<R> {
     pub(crate) paused: bool,
     pub(crate) window: Window,
     pub(crate) lanes: Lanes<R>,
+    /// Under [`Guarantee::AtMostOnce`]: what must be committed before it may enter the lanes.
+    staged: Option<Staged<R>>,
+    /// Staged records that were dropped when the partition began to be given away.
+    forgotten: usize,
     pub(crate) committed: Committed,
     pub(crate) counts: Counts,
     /// Bytes of unfinished records.
@@ -157,6 +164,8 @@ impl<R> Partition<R> {
             paused: false,
             window: Window::new(config.window, start),
             lanes: Lanes::new(config.ordering),
+            staged: (config.guarantee == Guarantee::AtMostOnce).then(Staged::new),
+            forgotten: 0,
             committed: Committed::at(committed),
             counts: Counts::default(),
             bytes: 0,
@@ -207,14 +216,15 @@ impl<R> Partition<R> {
         } else {
             self.size - (self.size - bytes) / 16
         };
-        self.lanes.push(
-            key,
-            Queued {
-                record,
-                seq,
-                attempts: 0,
-            },
-        );
+        let queued = Queued {
+            record,
+            seq,
+            attempts: 0,
+        };
+        match &mut self.staged {
+            None => self.lanes.push(key, queued),
+            Some(staged) => staged.push(offset, key, queued),
+        }
         true
     }
 
@@ -367,10 +377,81 @@ impl<R> Partition<R> {
     }
 
     pub(crate) fn commit_is_due(&self) -> bool {
-        self.committed.is_due(self.version)
+        match &self.staged {
+            None => self.committed.is_due(self.version),
+            // What is given away takes nothing more on.
+            Some(_) => {
+                self.state == State::Running && self.window.position() > self.committed.offset
+            }
+        }
+    }
+
+    /// Whether handlers may start only after a commit.
+    pub(crate) fn commits_first(&self) -> bool {
+        self.staged.is_some()
+    }
+
+    /// Records that wait for a commit, or are committed and not finished.
+    pub(crate) fn committed_ahead(&self) -> usize {
+        self.staged() + self.lanes.len() + self.out
+    }
+
+    /// The broker has acknowledged this offset: what is below it may be handled.
+    pub(crate) fn release(&mut self, committed: i64) {
+        let Some(staged) = &mut self.staged else {
+            return;
+        };
+        while let Some((key, queued)) = staged.release(committed) {
+            self.lanes.push(key, queued);
+        }
+    }
+
+    /// Drops what has not been handed over; but for records that are committed, or about to be by the commit in flight.
+    pub(crate) fn drain(&mut self, in_flight: Option<i64>) {
+        self.state = State::Draining;
+        match &mut self.staged {
+            None => self.lanes.clear_queued(),
+            Some(staged) => {
+                let before = staged.len();
+                staged.forget_from(in_flight.unwrap_or(i64::MIN));
+                self.forgotten = before - staged.len();
+            }
+        }
+    }
+
+    /// Whether records of it may still be handed to handlers, again or for the first time.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.state == State::Running || self.staged.is_some()
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.out == 0 && self.given_up == 0 && self.committed_left() == 0
+    }
+
+    /// Records that wait for the acknowledgement of a commit.
+    pub(crate) fn staged(&self) -> usize {
+        self.staged.as_ref().map_or(0, Staged::len)
+    }
+
+    /// Under [`Guarantee::AtMostOnce`]: records that are committed and not finished.
+    pub(crate) fn committed_left(&self) -> usize {
+        if self.staged.is_none() {
+            return 0;
+        }
+        let unfinished = self.window.span() - self.window.held();
+        unfinished - self.staged() - self.forgotten
     }
 
     pub fn commit_entry(&self) -> Option<CommitEntry> {
+        if self.staged.is_some() {
+            return Some(CommitEntry {
+                owner: self.owner,
+                offset: self.window.position()?,
+                metadata: String::new(),
+                cut: 0,
+                version: self.version,
+            });
+        }
         let offset = self.window.committable()?;
         // Inherited ranges above the position stay in every commit: the next restart may come before they are passed.
         let position = self.window.position().unwrap_or(offset);
@@ -433,6 +514,7 @@ impl<R> Partition<R> {
             oldest_running: self.oldest_running(now),
             draining: self.state == State::Draining,
             paused: self.paused,
+            committed_left: self.committed_left(),
             counts: self.counts,
         }
     }

@@ -18,6 +18,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 fn config(ordering: Ordering) -> Config {
     Config {
+        guarantee: crate::Guarantee::default(),
         ordering,
         concurrency: 1_000_000,
         window: 1 << 17,

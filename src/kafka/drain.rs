@@ -9,7 +9,7 @@ use std::{
 use super::pump::Pump;
 use crate::{
     consumer::PartitionReport,
-    engine::{self, Counts, Ownership},
+    engine::{self, Counts, Guarantee, Ownership},
     record::Source,
 };
 
@@ -21,7 +21,10 @@ impl Pump {
     pub(super) fn begin_drain(&mut self, owners: &[Ownership], until: Instant) {
         for owner in owners {
             if let Some(held) = &self.held[owner.slot()] {
-                held.fence.close(until);
+                // What is committed already is handled here or nowhere.
+                if self.settings.engine.guarantee == Guarantee::AtLeastOnce {
+                    held.fence.close(until);
+                }
             }
             self.engine.drain(*owner);
         }
@@ -164,6 +167,7 @@ impl Pump {
         report.dead_lettered += dead_lettered;
         report.dropped += dropped;
         report.retried += retried;
+        report.committed_unhandled += last.committed_left as u64;
         report.abandoned += last.running as u64;
         report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
         let Source { topic, partition } = source;

@@ -369,3 +369,107 @@ fn a_commit_of_an_earlier_owner_that_came_late_is_healed_although_nothing_change
         world.answer(&[Accepted, Accepted]);
     }
 }
+
+fn at_most_once(ordering: Ordering) -> World {
+    World::with(ordering, |config| {
+        config.guarantee = Guarantee::AtMostOnce;
+        config.concurrency = 4;
+    })
+}
+
+#[test]
+fn at_most_once_nothing_is_handed_over_before_its_commit_is_acknowledged() {
+    for ordering in each_ordering() {
+        let mut world = at_most_once(ordering);
+        let owner = world.partition(0..3);
+        assert!(world.hand_over().is_empty(), "{ordering:?}");
+        assert_eq!(world.commit(), Some(vec![(owner, 3)]));
+        assert!(world.hand_over().is_empty());
+        world.receive(owner, 3, None);
+        world.answer(&[Unavailable]);
+        assert!(
+            world.hand_over().is_empty(),
+            "a commit that failed lets nothing in"
+        );
+        world.pass(Duration::from_secs(2));
+        assert_eq!(
+            world.commit(),
+            Some(vec![(owner, 4)]),
+            "the newest state goes out"
+        );
+        world.receive(owner, 4, None);
+        world.answer(&[Accepted]);
+        world.finish_all();
+        assert_eq!(
+            world.committable(owner),
+            4,
+            "what came after the commit waits for the next one"
+        );
+        world.commit_all();
+        world.finish_all();
+        assert_eq!(world.committable(owner), 5);
+        assert_eq!(world.commit(), None, "there is nothing more to commit");
+    }
+}
+
+#[test]
+fn at_most_once_little_is_committed_ahead_of_the_handlers() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.assign(0);
+    let mut offset = 0;
+    while world.engine.room(owner) > 0 {
+        world.receive(owner, offset, None);
+        offset += 1;
+        world.commit_all();
+    }
+    assert!(
+        offset <= 32,
+        "{offset} records were committed with no handler started"
+    );
+}
+
+#[test]
+fn at_most_once_a_drain_handles_what_is_committed_and_drops_what_is_not() {
+    let mut world = at_most_once(Ordering::ByPartition);
+    let owner = world.partition(0..5);
+    world.commit_all();
+    world.hand_over();
+    for offset in 5..8 {
+        world.receive(owner, offset, None);
+    }
+    assert_eq!(world.commit(), Some(vec![(owner, 8)]));
+    for offset in 8..10 {
+        world.receive(owner, offset, None);
+    }
+    world.engine.drain(owner);
+    world.finish_all();
+    assert!(
+        !world.engine.is_drained(owner),
+        "the commit in flight is not answered"
+    );
+    world.answer(&[Accepted]);
+    assert!(
+        !world.engine.is_drained(owner),
+        "what it covers is not handled"
+    );
+    world.finish_all();
+    assert!(world.engine.is_drained(owner));
+    assert_eq!(world.committable(owner), 8);
+    assert_eq!(world.engine.final_commit(&[owner], false), None);
+    let last = world.engine.end(owner).unwrap();
+    assert_eq!((last.committed, last.committed_left), (Some(8), 0));
+}
+
+#[test]
+fn at_most_once_the_end_tells_what_was_committed_and_not_handled() {
+    let mut world = at_most_once(Ordering::ByPartition);
+    let owner = world.partition(0..6);
+    world.commit_all();
+    world.receive(owner, 6, None);
+    world.hand_over();
+    world.finish(owner, 0);
+    world.fail(owner, 1);
+    world.engine.drain(owner);
+    let last = world.engine.end(owner).unwrap();
+    assert_eq!((last.committed, last.committed_left), (Some(6), 5));
+}

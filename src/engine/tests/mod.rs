@@ -50,6 +50,7 @@ impl World {
     fn with(ordering: Ordering, set: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config {
             ordering,
+            guarantee: Guarantee::default(),
             concurrency: 64,
             window: 16_384,
             max_bytes: 1 << 30,

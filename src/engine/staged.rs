@@ -1,0 +1,58 @@
+//! At most once: records that wait for the acknowledged commit that must come before their handlers.
+//!
+//! Under this guarantee the commit runs ahead of the handlers instead of behind them. What is read is staged; the next
+//! commit covers all that is staged; its acknowledgement lets those records into their lanes. A record whose commit was
+//! acknowledged is never read again, so that a partition that is given away handles what it can of them first.
+
+use std::collections::VecDeque;
+
+use super::lanes::Queued;
+
+/// How often a record may take effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Guarantee {
+    /// A record is committed after its handler has finished: a crash may make it come again, nothing is lost. The
+    /// default.
+    #[default]
+    AtLeastOnce,
+    /// A record is committed, and the commit acknowledged, before its handler is called: a crash may lose it, it never
+    /// comes again. Failed attempts are still retried within the process. The shutdown's report counts what was
+    /// committed and not handled.
+    AtMostOnce,
+}
+
+/// The records of one partition that are read and not committed yet.
+#[derive(Debug)]
+pub(crate) struct Staged<R> {
+    waiting: VecDeque<(i64, Option<u64>, Queued<R>)>,
+}
+
+impl<R> Staged<R> {
+    pub(crate) fn new() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, offset: i64, key: Option<u64>, queued: Queued<R>) {
+        self.waiting.push_back((offset, key, queued));
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The next record below this offset, which is committed now.
+    pub(crate) fn release(&mut self, committed: i64) -> Option<(Option<u64>, Queued<R>)> {
+        let (_, key, queued) = self
+            .waiting
+            .pop_front_if(|(offset, ..)| *offset < committed)?;
+        Some((key, queued))
+    }
+
+    /// Forgets what no commit in flight covers.
+    pub(crate) fn forget_from(&mut self, offset: i64) {
+        self.waiting.retain(|(at, ..)| *at < offset);
+    }
+}
