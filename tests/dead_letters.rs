@@ -39,7 +39,9 @@ fn header<'a>(record: &'a StoredRecord, name: &str) -> &'a str {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_tells_where_it_comes_from_and_why_it_failed() {
     let Some(cluster) = cluster() else { return };
-    let (topic, group) = (cluster.create_topic("sign-ups", 3, &[]), unique("group"));
+    // The record is old: by the default retention it might be gone before it is read.
+    let topic = cluster.create_topic("sign-ups", 3, &[("retention.ms", "-1")]);
+    let group = unique("group");
     let letters = cluster.create_topic("letters", 2, &[]);
     cluster.produce(
         &topic,
