@@ -371,3 +371,30 @@ async fn a_topic_that_is_made_anew_is_read_from_its_start_or_ends_the_run() {
         }
     }
 }
+
+// R4
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_handed_over_and_has_not_started_is_not_awaited() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("not-started", 1, &[]), unique("group"));
+    cluster.produce(&topic, (0..100).map(|_| Record::value("x").key("k")));
+    let seen = Seen::<i64>::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        tokio::time::sleep(millis(200)).await;
+        noted.note(message.offset());
+        Ok(())
+    };
+    let run = Running::start(consumer(&cluster, &group).topic(&topic), handler);
+    until("some work", || seen.len() >= 2).await;
+    let began = Instant::now();
+    let report = run.stop().await;
+    // The one that runs is awaited, none of those behind it in its turn.
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(report.abandoned, 0);
+    assert_eq!(committed(&cluster, &group, &topic), [seen.len() as i64]);
+}

@@ -1,6 +1,8 @@
 //! Processes that are killed, stopped and told to end at bad moments: three `ledger`s share a topic under traffic, and
 //! what they wrote down is held against the topic afterwards.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::{
     collections::HashMap,
     env,

@@ -54,3 +54,37 @@ impl Permits {
         self.fenced.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        time::Duration,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_waits_for_a_permit_is_told_that_its_work_is_not_wanted_any_more() {
+        let permits = Arc::new(Permits::new(1));
+        assert!(permits.try_take());
+        let fenced = Arc::new(AtomicBool::new(false));
+        let waits = {
+            let (permits, fenced) = (Arc::clone(&permits), Arc::clone(&fenced));
+            tokio::spawn(async move { permits.take(|| !fenced.load(Ordering::Relaxed)).await })
+        };
+        tokio::task::yield_now().await;
+        permits.fence_closed();
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished(), "another's fence is not its own");
+        fenced.store(true, Ordering::Relaxed);
+        permits.fence_closed();
+        let took = tokio::time::timeout(Duration::from_secs(5), waits).await;
+        assert!(!took.expect("it is told").unwrap());
+        permits.give_back();
+        assert!(permits.try_take(), "and has taken no permit");
+    }
+}
