@@ -176,7 +176,7 @@ impl World {
             .args(&self.arguments)
             .arg("--ledger")
             .arg(&ledger)
-            .env("RUST_LOG", "info")
+            .env("RUST_LOG", "reliable_consumer=debug,info")
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
