@@ -46,8 +46,18 @@ pub fn cluster() -> Option<Cluster> {
 /// Starting one takes seconds and needs Java and Maven, so it is done only where
 /// `RELIABLE_CONSUMER_OWN_CLUSTERS=1` says so (`scripts/test` sets it); else the test is skipped.
 pub fn own_cluster(brokers: usize) -> Option<Cluster> {
+    own(|| Cluster::start(brokers))
+}
+
+/// A broker of the test's own with TLS, SASL and access control, as `scripts/kafka start --secure`
+/// describes it. Skipped where [`own_cluster`] is.
+pub fn secure_cluster() -> Option<Cluster> {
+    own(Cluster::start_secure)
+}
+
+fn own(start: impl FnOnce() -> Cluster) -> Option<Cluster> {
     if is_set("RELIABLE_CONSUMER_OWN_CLUSTERS") {
-        return Some(Cluster::start(brokers));
+        return Some(start());
     }
     println!("skipped: set RELIABLE_CONSUMER_OWN_CLUSTERS=1 or run scripts/test");
     None
@@ -63,8 +73,16 @@ pub struct Cluster {
     brokers: String,
     /// The name under which `scripts/kafka` knows it: only of a cluster of our own.
     name: Option<String>,
+    secure: Option<Secure>,
     admin: AdminClient<DefaultClientContext>,
     topics: Mutex<Vec<String>>,
+}
+
+/// How a secure cluster is reached; everything else of a test's goes past TLS and SASL.
+struct Secure {
+    tls: String,
+    sasl: String,
+    authority: String,
 }
 
 /// What a group has committed on one partition.
@@ -84,22 +102,45 @@ impl Cluster {
 
     /// As [`Cluster::start`], with broker properties of the test's own.
     pub fn start_with(brokers: usize, properties: &[(&str, &str)]) -> Self {
+        let mut options = vec!["--brokers".to_owned(), brokers.to_string()];
+        for (key, value) in properties {
+            options.extend(["--set".to_owned(), format!("{key}={value}")]);
+        }
+        Self::launch(&options, |_| None)
+    }
+
+    fn start_secure() -> Self {
+        Self::launch(&["--secure".to_owned()], |printed| {
+            Some(Secure {
+                tls: printed("KAFKA_TLS"),
+                sasl: printed("KAFKA_SASL"),
+                authority: printed("KAFKA_CA"),
+            })
+        })
+    }
+
+    fn launch(
+        options: &[String],
+        secure: impl FnOnce(&dyn Fn(&str) -> String) -> Option<Secure>,
+    ) -> Self {
         let name = unique("test");
         let mut command = Command::new(SCRIPT);
         // With an owner the brokers end with this process, however it ends.
         command
-            .args(["start", "--name", &name, "--brokers", &brokers.to_string()])
-            .args(["--owner", &process::id().to_string()]);
-        for (key, value) in properties {
-            command.args(["--set", &format!("{key}={value}")]);
-        }
-        let printed = run(&mut command);
-        let addresses = printed
-            .lines()
-            .last()
-            .and_then(|line| line.strip_prefix("KAFKA_BROKERS="))
-            .unwrap_or_else(|| panic!("scripts/kafka start printed no KAFKA_BROKERS: {printed}"));
-        Self::new(addresses.to_owned(), Some(name))
+            .args(["start", "--name", &name])
+            .args(["--owner", &process::id().to_string()])
+            .args(options);
+        let output = run(&mut command);
+        let printed = |what: &str| {
+            let mut lines = output.lines().filter_map(|line| line.split_once('='));
+            lines
+                .find(|(name, _)| *name == what)
+                .map(|(_, value)| value.to_owned())
+                .unwrap_or_else(|| panic!("scripts/kafka start printed no {what}: {output}"))
+        };
+        let mut cluster = Self::new(printed("KAFKA_BROKERS"), Some(name));
+        cluster.secure = secure(&printed);
+        cluster
     }
 
     fn new(brokers: String, name: Option<String>) -> Self {
@@ -110,6 +151,7 @@ impl Cluster {
         Self {
             brokers,
             name,
+            secure: None,
             admin,
             topics: Mutex::default(),
         }
@@ -118,6 +160,35 @@ impl Cluster {
     /// `host:port,…`, as `bootstrap.servers` takes it.
     pub fn brokers(&self) -> &str {
         &self.brokers
+    }
+
+    /// The listeners for TLS.
+    pub fn tls(&self) -> &str {
+        &self.secure().tls
+    }
+
+    /// The listeners for SASL over TLS.
+    pub fn sasl(&self) -> &str {
+        &self.secure().sasl
+    }
+
+    /// The file that says whom to trust, for `ssl.ca.location`.
+    pub fn certificate_authority(&self) -> &str {
+        &self.secure().authority
+    }
+
+    /// Grants the user `guest` an operation, in the words of `kafka-acls`: `["--operation", "Read", …]`.
+    pub fn allow_guest(&self, acl: &[&str]) {
+        let name = self.name.as_ref().expect("a secure cluster has a name");
+        run(Command::new(SCRIPT)
+            .args(["acls", "--add", "--allow-principal", "User:guest"])
+            .args(acl)
+            .args(["--name", name]));
+    }
+
+    fn secure(&self) -> &Secure {
+        let secure = self.secure.as_ref();
+        secure.expect("only a cluster from secure_cluster() has TLS and SASL")
     }
 
     /// Makes a topic with a unique name that begins with `prefix`, replicated as the brokers do by

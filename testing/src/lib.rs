@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-pub use cluster::{Cluster, Committed, cluster, own_cluster};
+pub use cluster::{Cluster, Committed, cluster, own_cluster, secure_cluster};
 pub use records::{Record, StoredRecord};
 
 /// A name that no other test, process or earlier run uses: for topics, groups, clusters.
