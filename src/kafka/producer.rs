@@ -47,7 +47,7 @@ impl AckedProducer {
         config: ClientConfig,
         tokens: Option<TokenSource>,
     ) -> Result<Self, CreateError> {
-        let first = Instance::create(&config, tokens.clone(), 0)?;
+        let first = Instance::create(&config, tokens.clone(), 0, Code::NoError)?;
         Ok(AckedProducer {
             config,
             tokens,
@@ -73,12 +73,9 @@ impl AckedProducer {
                 }
                 Err(code) => Err(code),
             };
-            return outcome.map_err(|code| {
-                let fatal = self.replace_if_fatal(instance);
-                ProduceError {
-                    topic: record.topic.to_owned(),
-                    code: if fatal { Code::Fatal } else { code },
-                }
+            return outcome.map_err(|code| ProduceError {
+                topic: record.topic.to_owned(),
+                code: self.replace_if_fatal(instance).unwrap_or(code),
             });
         }
     }
@@ -89,23 +86,26 @@ impl AckedProducer {
         (queued.map_err(|(code, _)| code), current.number)
     }
 
-    /// Whether that instance has met a fatal error. Of those that find out, the first puts a new one in its place.
-    fn replace_if_fatal(&self, number: u64) -> bool {
+    /// What became of that instance if it has met a fatal error. Of those that find out, the first puts a new one in its
+    /// place. An idempotent producer that may write nowhere is fatal as well: that is told as the obstacle it is.
+    fn replace_if_fatal(&self, number: u64) -> Option<Code> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number != number {
             // An instance is replaced for this reason only.
-            return true;
+            return Some(current.replaced_for);
         }
-        let Some((code, reason)) = current.producer().client().fatal_error() else {
-            return false;
-        };
+        let (code, reason) = current.producer().client().fatal_error()?;
         tracing::warn!(%code, reason, "the producer met a fatal error and is replaced; what it had not acknowledged is sent again");
-        match Instance::create(&self.config, self.tokens.clone(), number + 1) {
+        let told = match code {
+            Code::ClusterAuthorizationFailed => code,
+            _ => Code::Fatal,
+        };
+        match Instance::create(&self.config, self.tokens.clone(), number + 1, told) {
             Ok(next) => *current = next,
             // The next send will find the fatal one and try again.
             Err(error) => tracing::error!(%error, "the producer cannot be replaced"),
         }
-        true
+        Some(told)
     }
 }
 
@@ -114,6 +114,8 @@ type Acknowledge = oneshot::Sender<Result<(i32, i64), Code>>;
 /// One native producer and the thread that polls it.
 struct Instance {
     number: u64,
+    /// What the one before it met with.
+    replaced_for: Code,
     /// There until `drop`, which hands it to the polling thread: whoever drops the last reference blocks.
     producer: Option<Arc<BaseProducer<Context>>>,
     retire: mpsc::Sender<Arc<BaseProducer<Context>>>,
@@ -124,6 +126,7 @@ impl Instance {
         config: &ClientConfig,
         tokens: Option<TokenSource>,
         number: u64,
+        replaced_for: Code,
     ) -> Result<Self, CreateError> {
         let context = Context {
             tokens,
@@ -141,6 +144,7 @@ impl Instance {
             .map_err(|error| CreateError(error.to_string()))?;
         Ok(Instance {
             number,
+            replaced_for,
             producer: Some(producer),
             retire,
         })
