@@ -891,3 +891,18 @@ async fn at_most_once_what_was_started_never_comes_again_and_the_rest_is_told() 
     run.stop().await;
     assert_eq!(next.all(), (at..1_000).collect::<Vec<_>>(), "none again");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_told_to_log_everything_does_not_hold_the_records_up() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("verbose", 4, &[]), unique("group"));
+    cluster.produce(&topic, (0..100).map(|n| Record::value(n.to_string())));
+    let seen = Seen::default();
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .property("debug", "all");
+    let run = Running::start(builder, seen.noting());
+    tokio::task::block_in_place(|| all_committed(&cluster, &group, &topic));
+    run.stop().await;
+    assert_eq!(seen.len(), 100);
+}

@@ -61,7 +61,10 @@ pub enum BuildError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunErrorKind {
-    /// The cluster does not let us: authentication or authorisation.
+    /// The cluster does not let us in or lacks a permission for us, or TLS does not vouch for its brokers.
+    ///
+    /// A login that is refused after the cluster has once answered is tried again instead: brokers are replaced, and
+    /// their certificates and credentials with them.
     Authorization,
     /// Another process holds the same `group.instance.id`.
     Fenced,

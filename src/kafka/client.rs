@@ -3,7 +3,10 @@
 use std::{
     error::Error,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -86,11 +89,20 @@ fn token(provider: &dyn OAuthTokenProvider) -> Result<OAuthToken, Box<dyn Error>
     Ok(answer.map_err(|_| "the token provider panicked: see its message in the log")??)
 }
 
+/// What an error code that comes out of a poll does not tell.
+#[derive(Default)]
+struct Trouble {
+    reason: String,
+    token_missing: bool,
+}
+
 /// The consumer's context, which keeps the pump.
 pub(crate) struct Shell {
     pump: Mutex<Pump>,
     settings: Arc<Settings>,
     log: ClientLog,
+    trouble: Mutex<Trouble>,
+    called_back: AtomicBool,
 }
 
 impl Shell {
@@ -99,7 +111,28 @@ impl Shell {
             pump: Mutex::new(pump),
             settings,
             log: ClientLog::default(),
+            trouble: Mutex::default(),
+            called_back: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a callback has run since this was last asked, on the thread that asks.
+    pub(super) fn take_called_back(&self) -> bool {
+        self.called_back.swap(false, Ordering::Relaxed)
+    }
+
+    /// The reason for the error that the poll has just returned, in librdkafka's words.
+    pub(super) fn take_reason(&self) -> String {
+        std::mem::take(&mut self.trouble().reason)
+    }
+
+    /// Whether the user's own provider gave no token when it was last asked: nothing was refused then.
+    pub(super) fn is_token_missing(&self) -> bool {
+        self.trouble().token_missing
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Pump> {
@@ -111,16 +144,21 @@ impl ClientContext for Shell {
     const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.called_back.store(true, Ordering::Relaxed);
         self.log.line(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
         // Those that matter come out of `poll` as well, and are judged there.
         self.log.error(&error, reason);
+        self.trouble().reason = reason.to_owned();
     }
 
     fn generate_oauth_token(&self, _: Option<&str>) -> Result<ClientToken, Box<dyn Error>> {
-        generate_token(self.settings.oauth.as_ref())
+        self.called_back.store(true, Ordering::Relaxed);
+        let token = generate_token(self.settings.oauth.as_ref());
+        self.trouble().token_missing = token.is_err() && self.settings.oauth.is_some();
+        token
     }
 }
 
@@ -131,6 +169,7 @@ impl ConsumerContext for Shell {
         kind: RDKafkaRespErr,
         list: &mut TopicPartitionList,
     ) {
+        self.called_back.store(true, Ordering::Relaxed);
         let mut pump = self.lock();
         if kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             pump.assigned(consumer, list);

@@ -115,7 +115,7 @@ impl Pump {
     fn commit_failed(&mut self, error: Code, place: Option<(&str, i32)>, offset: i64) {
         if is_terminal(error) {
             self.commits_refused = true;
-            return self.client_error(error, place);
+            return self.client_error(error, place, "");
         }
         let (topic, partition) = place.unzip();
         if commit_result(Some(error)) == CommitResult::Rejoining {

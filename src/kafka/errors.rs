@@ -2,7 +2,7 @@
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use crate::engine::CommitResult;
+use crate::{consumer::RunErrorKind, engine::CommitResult};
 
 /// What the broker's answer to a commit means, see [`CommitResult`].
 pub(super) fn commit_result(error: Option<Code>) -> CommitResult {
@@ -43,6 +43,26 @@ pub(super) fn is_terminal(code: Code) -> bool {
     )
 }
 
+/// Whether one side does not accept who the other one is. Librdkafka goes on trying.
+pub(super) fn is_login_failure(code: Code) -> bool {
+    matches!(code, Code::Authentication | Code::SSL)
+}
+
+/// What kind of trouble a terminal error is.
+pub(super) fn kind(code: Code) -> RunErrorKind {
+    match code {
+        Code::GroupAuthorizationFailed
+        | Code::TopicAuthorizationFailed
+        | Code::ClusterAuthorizationFailed
+        | Code::UnsupportedSASLMechanism
+        | Code::SaslAuthenticationFailed
+        | Code::Authentication
+        | Code::SSL => RunErrorKind::Authorization,
+        Code::FencedInstanceId | Code::UnreleasedInstanceId => RunErrorKind::Fenced,
+        _ => RunErrorKind::Client,
+    }
+}
+
 /// What somebody who reads this error can do about it.
 pub(super) fn advice(code: Code) -> &'static str {
     match code {
@@ -54,6 +74,9 @@ pub(super) fn advice(code: Code) -> &'static str {
         }
         Code::UnsupportedSASLMechanism | Code::SaslAuthenticationFailed | Code::Authentication => {
             "check sasl.mechanisms and the credentials"
+        }
+        Code::SSL => {
+            "check ssl.ca.location, the broker's certificate and, where the brokers ask for one, the client's"
         }
         Code::InconsistentGroupProtocol => {
             "the members of the group use other assignors: set partition.assignment.strategy to theirs"

@@ -203,7 +203,7 @@ impl Pump {
             Code::PartitionEOF => {}
             _ => {
                 tracing::warn!(topic, partition, error = %code, text, "the client reports trouble with a partition");
-                self.client_error(code, Some((topic, partition)));
+                self.client_error(code, Some((topic, partition)), text);
             }
         }
     }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use foldhash::quality::FixedState;
-use rdkafka::consumer::Consumer as _;
+use rdkafka::{consumer::Consumer as _, types::RDKafkaErrorCode as Code};
 use tokio::{
     runtime::Handle,
     sync::{broadcast, oneshot},
@@ -26,7 +26,7 @@ use tokio::{
 
 use super::{
     client::Shell,
-    errors::{advice, is_terminal},
+    errors::{advice, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
     log::Throttle,
     watch::Change,
@@ -193,9 +193,9 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
         }
     }
     loop {
-        serve_events(consumer);
+        let more = serve_events(consumer);
         let mut pump = lock();
-        let worked = pump.step(consumer);
+        let worked = pump.step(consumer) || more;
         if pump.stop.is_some() {
             break;
         }
@@ -217,9 +217,9 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         pump.begin_drain(&owners, until);
     }
     loop {
-        serve_events(consumer);
+        let more = serve_events(consumer);
         let mut pump = lock();
-        let worked = pump.step(consumer);
+        let worked = pump.step(consumer) || more;
         // Looked up each time: a shorter time may be given meanwhile.
         let left = pump
             .deadline()
@@ -255,14 +255,16 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     }
     if consumer.close_queue().is_ok() {
         while !consumer.closed() {
-            serve_events(consumer);
+            let more = serve_events(consumer);
             let mut pump = lock();
             pump.take_controls();
             if Instant::now() >= pump.deadline().leave {
                 break;
             }
             drop(pump);
-            thread::park_timeout(Duration::from_millis(1));
+            if !more {
+                thread::park_timeout(Duration::from_millis(1));
+            }
         }
     }
     if !consumer.closed() {
@@ -278,11 +280,16 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     }
 }
 
-/// Serves rebalances and errors. Called without the pump's lock: the callbacks take it.
-fn serve_events(consumer: &Consumer<Shell>) {
+/// Serves rebalances, errors and log lines. Called without the pump's lock: the callbacks take it.
+///
+/// `true`: there may be more. Nothing wakes the pump for what is in the queue already, and with the property `debug`
+/// set that is a lot.
+fn serve_events(consumer: &Consumer<Shell>) -> bool {
     for _ in 0..EVENTS {
         match consumer.poll(Duration::ZERO) {
-            None => break,
+            // Also returned for an event that a callback has dealt with.
+            None if consumer.context().take_called_back() => {}
+            None => return false,
             Some(Ok(message)) => {
                 use rdkafka::Message as _;
                 let mut pump = consumer.context().lock();
@@ -304,11 +311,31 @@ fn serve_events(consumer: &Consumer<Shell>) {
                 let Some(code) = error.rdkafka_error_code() else {
                     continue;
                 };
-                let mut pump = consumer.context().lock();
-                pump.client_error(code, None);
+                client_error(consumer, code);
             }
         }
     }
+    true
+}
+
+/// An error from the main queue.
+fn client_error(consumer: &Consumer<Shell>, code: Code) {
+    let shell = consumer.context();
+    let reason = shell.take_reason();
+    let mut pump = shell.lock();
+    if let Some((cause, reason)) = consumer.client().fatal_error() {
+        return pump.end_with(cause, None, &reason);
+    }
+    // A wrong password or certificate authority is worth stopping for; a broker that turns away somebody whom the
+    // cluster has let in before is not.
+    if is_login_failure(code)
+        && !shell.is_token_missing()
+        && pump.cluster_id.is_empty()
+        && consumer.client().fetch_cluster_id(Duration::ZERO).is_none()
+    {
+        return pump.end_with(code, None, &reason);
+    }
+    pump.client_error(code, None, &reason);
 }
 
 /// A partition that is ours, with what belongs to it outside the engine.
@@ -552,28 +579,9 @@ impl Pump {
     }
 
     /// An error that the client reports, of a partition where one is named.
-    pub(super) fn client_error(
-        &mut self,
-        code: rdkafka::types::RDKafkaErrorCode,
-        place: Option<(&str, i32)>,
-    ) {
-        use rdkafka::types::RDKafkaErrorCode as Code;
-        // A wrong password is worth stopping for; a broker that forgets credentials while we are at work is not.
-        let never_worked =
-            code == Code::Authentication && self.report.received == 0 && self.owners().is_empty();
-        if is_terminal(code) || never_worked {
-            let kind = match code {
-                Code::FencedInstanceId | Code::UnreleasedInstanceId => RunErrorKind::Fenced,
-                Code::Fatal | Code::InconsistentGroupProtocol | Code::UnsupportedAssignor => {
-                    RunErrorKind::Client
-                }
-                _ => RunErrorKind::Authorization,
-            };
-            let place = place.map_or_else(
-                || format!("group `{}`", self.settings.group),
-                |(topic, partition)| format!("partition {topic}/{partition}"),
-            );
-            return self.fail(kind, format!("{place}: {code}: {}", advice(code)));
+    pub(super) fn client_error(&mut self, code: Code, place: Option<(&str, i32)>, reason: &str) {
+        if is_terminal(code) {
+            return self.end_with(code, place, reason);
         }
         let now = Instant::now();
         match code {
@@ -603,7 +611,22 @@ impl Pump {
             }
             _ => {}
         }
-        tracing::debug!(error = %code, "the client met an error and goes on");
+        tracing::debug!(error = %code, reason, "the client met an error and goes on");
+    }
+
+    /// Ends the run over an error of the client, with librdkafka's reason if there is one.
+    fn end_with(&mut self, code: Code, place: Option<(&str, i32)>, reason: &str) {
+        let group = &self.settings.group;
+        let place = place.map_or_else(String::new, |(topic, partition)| {
+            format!(", partition {topic}/{partition}")
+        });
+        let reason = if reason.is_empty() {
+            code.to_string()
+        } else {
+            reason.trim_end_matches('.').to_owned()
+        };
+        let message = format!("group `{group}`{place}: {reason}: {}", advice(code));
+        self.fail(kind(code), message);
     }
 
     /// A broker has answered.
