@@ -45,9 +45,10 @@ impl<R> Staged<R> {
 
     /// The next record below this offset, which is committed now.
     pub(crate) fn release(&mut self, committed: i64) -> Option<(Option<u64>, Queued<R>)> {
-        let (_, key, queued) = self
-            .waiting
-            .pop_front_if(|(offset, ..)| *offset < committed)?;
+        if self.waiting.front()?.0 >= committed {
+            return None;
+        }
+        let (_, key, queued) = self.waiting.pop_front()?;
         Some((key, queued))
     }
 
