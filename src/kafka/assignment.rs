@@ -199,9 +199,7 @@ impl Pump {
         // Nothing is committed between the group's question and our answer: see `drain_until`.
         self.engine.hold_commits(true);
         let positions = self.positions_until(consumer, partitions, until);
-        if !self.is_stopping() {
-            self.engine.hold_commits(false);
-        }
+        self.engine.hold_commits(false);
         positions
     }
 
@@ -355,9 +353,7 @@ impl Pump {
             self.drain_until(consumer, &owners, until - COMMIT.min(limit / 4));
             self.commit_and_end(&owners, until);
             self.announce(Change::Revoked, &gone);
-            if !self.is_stopping() {
-                self.engine.hold_commits(false);
-            }
+            self.engine.hold_commits(false);
         }
         let answered = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),

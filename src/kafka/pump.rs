@@ -175,8 +175,16 @@ fn run(start: Start) {
         }
     };
     let result = live(&consumer, wake);
-    // The group has been left; what dropping the client waits for is nobody's concern but this thread's.
-    drop(ended.send(result));
+    if consumer.closed() {
+        // Destroying a client that has left its group takes a moment. A process that ends with its run had better not
+        // end in the middle of that.
+        drop(consumer);
+        drop(ended.send(result));
+    } else {
+        // Brokers are away: what destroying the client waits for now is nobody's concern but this thread's.
+        drop(ended.send(result));
+        drop(consumer);
+    }
 }
 
 /// From subscribing to having left the group.
