@@ -11,6 +11,10 @@ use super::Ownership;
 /// Pause after a commit that failed, doubled up to [`SLOWEST`] while failures go on.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const SLOWEST: Duration = Duration::from_secs(10);
+/// How often all that is owned is committed again, whether anything has changed or not. The broker does not check who
+/// owns a partition: a late commit of an earlier owner sets it back, people and tools write over metadata, and nobody is
+/// told. A restart after that repeats records, so it should not stay for long.
+pub(super) const RECOMMIT: Duration = Duration::from_secs(60);
 
 /// What to ask of the broker: one offset for each of these partitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,8 @@ pub(crate) struct Committed {
     alone: bool,
     /// That error may have been a neighbour's.
     doubtful: bool,
+    /// That error said that this member is out of the group's current generation.
+    rejoining: bool,
     /// Consecutive failures, and when to try again.
     failures: u32,
     not_before: Option<Instant>,
@@ -100,8 +106,8 @@ impl Committed {
         };
     }
 
-    /// What the broker has may not be what it acknowledged: somebody else may have committed since.
-    pub(crate) fn forget_version(&mut self) {
+    /// What the broker has may not be what it acknowledged any more.
+    pub(super) fn doubt(&mut self) {
         self.version = None;
     }
 
@@ -111,12 +117,22 @@ impl Committed {
         self.version = None;
     }
 
-    pub(crate) fn failed(&mut self, now: Instant) {
+    /// The partition is given away: what has failed before says nothing about its last commit.
+    pub(super) fn begin_last(&mut self) {
+        (self.failures, self.not_before, self.rejoining) = (0, None, false);
+    }
+
+    /// When a last commit that failed may be sent again, unless a member that is out of its generation tried to.
+    pub(super) fn last_retry(&self) -> Option<Instant> {
+        self.not_before.filter(|_| !self.rejoining)
+    }
+
+    pub(crate) fn failed(&mut self, now: Instant, rejoining: bool) {
         let pause = FIRST_PAUSE
             .saturating_mul(1 << self.failures.min(8))
             .min(SLOWEST);
         self.failures = self.failures.saturating_add(1);
-        (self.alone, self.doubtful) = (true, false);
+        (self.alone, self.doubtful, self.rejoining) = (true, false, rejoining);
         self.version = None;
         self.not_before = Some(now + pause);
     }

@@ -53,10 +53,6 @@ const READ: usize = 1024;
 const LEAST_READ: usize = 64 << 10;
 const FIRST_READ: usize = 16;
 
-/// How often everything is committed again. The broker does not check who owns a partition: a commit of an earlier owner
-/// that comes late sets the offset back, and nobody is told.
-const COMMIT_AGAIN: Duration = Duration::from_secs(60);
-
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
@@ -185,8 +181,8 @@ pub(crate) struct Engine<R, C> {
     spent: Vec<Vec<Job<R>>>,
     random: u64,
     next_commit: Option<Instant>,
-    /// When all partitions are committed again.
-    commit_again: Instant,
+    /// When all is committed again, see [`commit::RECOMMIT`].
+    recommit: Instant,
     commit_in_flight: Option<Commit>,
     /// While partitions are given away only the drain's own commits are sent.
     hold_commits: bool,
@@ -210,7 +206,7 @@ impl<R, C> Engine<R, C> {
             spent: Vec::new(),
             random,
             next_commit: None,
-            commit_again: now + COMMIT_AGAIN,
+            recommit: later(now, commit::RECOMMIT),
             commit_in_flight: None,
             hold_commits: false,
         }
@@ -385,12 +381,6 @@ impl<R, C> Engine<R, C> {
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.pace.sample(self.now, self.turns_out);
-        if self.now >= self.commit_again {
-            self.commit_again = self.now + COMMIT_AGAIN;
-            let partitions = self.partitions.iter_mut().flatten();
-            partitions.for_each(Partition::commit_again);
-            self.note_change();
-        }
         while let Some(waiting) = self.schedule.take_due(self.now) {
             if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
                 partition.lanes.push_front(waiting.lane, waiting.queued);
@@ -399,8 +389,7 @@ impl<R, C> Engine<R, C> {
         }
     }
 
-    /// When [`advance`](Self::advance) has something to do without any other event. Committing again what was committed
-    /// already is worth no waking up: the next call does it.
+    /// When [`advance`](Self::advance) has something to do without any other event.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let commit = self
             .next_commit
@@ -604,10 +593,17 @@ impl<R, C> Engine<R, C> {
 
     /// The commit that is due now. Until it is answered there is no other.
     pub(crate) fn next_commit(&mut self) -> Option<Commit> {
-        if self.hold_commits
-            || self.commit_in_flight.is_some()
-            || self.next_commit.is_none_or(|at| at > self.now)
-        {
+        if self.hold_commits || self.commit_in_flight.is_some() {
+            return None;
+        }
+        if self.recommit <= self.now {
+            self.recommit = later(self.now, commit::RECOMMIT);
+            self.next_commit = Some(self.now);
+            for partition in self.partitions.iter_mut().flatten() {
+                partition.commit_again();
+            }
+        }
+        if self.next_commit.is_none_or(|at| at > self.now) {
             return None;
         }
         let now = self.now;
@@ -644,20 +640,42 @@ impl<R, C> Engine<R, C> {
     }
 
     /// A last commit of partitions that are given away, whatever the time: first all together, `again` one by one those
-    /// that a failure has left in doubt. `None` when there is no more to send.
+    /// that a failure has left in doubt, and after a pause those that it has hit. `None` when there is no more to send,
+    /// for good or until [`last_commit_retry`](Self::last_commit_retry).
     pub(crate) fn final_commit(&mut self, owners: &[Ownership], again: bool) -> Option<Commit> {
         if self.commit_in_flight.is_some() {
             return None;
         }
+        if !again {
+            for owner in owners {
+                if let Some(partition) = self.partition_mut(*owner) {
+                    partition.committed.begin_last();
+                }
+            }
+        }
+        let now = self.now;
+        let retry_is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let entries: Vec<_> = owners
             .iter()
             .filter_map(|owner| self.partition(*owner))
             .filter(|partition| partition.commit_is_due())
-            .filter(|partition| !again || partition.committed.is_doubtful())
+            .filter(|Partition { committed, .. }| {
+                !again || committed.is_doubtful() || retry_is_due(committed.last_retry())
+            })
             .filter_map(Partition::commit_entry)
             .take(if again { 1 } else { usize::MAX })
             .collect();
         (!entries.is_empty()).then(|| self.send_commit(entries))
+    }
+
+    /// When a last commit that met passing trouble is worth another try.
+    pub(crate) fn last_commit_retry(&self, owners: &[Ownership]) -> Option<Instant> {
+        owners
+            .iter()
+            .filter_map(|owner| self.partition(*owner))
+            .filter(|partition| partition.commit_is_due())
+            .filter_map(|partition| partition.committed.last_retry())
+            .min()
     }
 
     fn send_commit(&mut self, entries: Vec<CommitEntry>) -> Commit {
@@ -704,6 +722,8 @@ impl<R, C> Engine<R, C> {
             [only] if shrink && !only.metadata.is_empty() => Some(only.metadata.len()),
             _ => None,
         };
+        let rejoining =
+            overall == CommitResult::Rejoining || results.contains(&CommitResult::Rejoining);
         let now = self.now;
         for entry in &commit.entries {
             let Some(partition) = find_mut(&mut self.partitions, entry.owner) else {
@@ -716,7 +736,7 @@ impl<R, C> Engine<R, C> {
                 }
                 Some(length) => partition.shrink_metadata(length),
                 None if doubtful => partition.committed.isolate(),
-                None => partition.committed.failed(now),
+                None => partition.committed.failed(now, rejoining),
             }
         }
         let mut due = self

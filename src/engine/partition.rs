@@ -370,12 +370,6 @@ impl<R> Partition<R> {
         now.saturating_duration_since(first)
     }
 
-    /// Has it committed again, although nothing has changed.
-    pub(crate) fn commit_again(&mut self) {
-        self.version = self.version.max(1);
-        self.committed.forget_version();
-    }
-
     pub(crate) fn commit_is_due(&self) -> bool {
         match &self.staged {
             None => self.committed.is_due(self.version),
@@ -440,6 +434,12 @@ impl<R> Partition<R> {
         }
         let unfinished = self.window.span() - self.window.held();
         unfinished - self.staged() - self.forgotten
+    }
+
+    /// Makes a commit due although nothing has changed.
+    pub(super) fn commit_again(&mut self) {
+        self.version = self.version.max(1);
+        self.committed.doubt();
     }
 
     pub fn commit_entry(&self) -> Option<CommitEntry> {

@@ -99,12 +99,18 @@ impl Pump {
         loop {
             self.take_controls();
             let until = self.stop.map_or(until, |stop| until.min(stop.commit));
-            let left = until.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            let left = until.saturating_duration_since(now);
+            self.engine.advance(now);
             if self.engine.commit_in_flight() {
                 self.take_commit_answer(left.min(Duration::from_millis(50)));
-            } else if let Some(commit) = self.engine.final_commit(owners, sent) {
+            } else if !left.is_zero()
+                && let Some(commit) = self.engine.final_commit(owners, sent)
+            {
                 self.send_commit(&commit);
                 sent = true;
+            } else if let Some(at) = self.engine.last_commit_retry(owners) {
+                thread::park_timeout(left.min(at.saturating_duration_since(now)));
             } else {
                 break;
             }
