@@ -6,6 +6,7 @@ mod model;
 mod order;
 mod ownership;
 mod retries;
+mod simulation;
 mod threads;
 
 use std::collections::VecDeque;

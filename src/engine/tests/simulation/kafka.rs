@@ -1,0 +1,799 @@
+//! The brokers: logs, a group's coordinator, committed offsets. And, beside each record, what has become of it: every
+//! promise that can be broken by an event is checked when that event happens.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::{Record, Setup, random::Random};
+use crate::engine::{
+    CommitEntry, CommitResult, Identity, Inherited, Ordering, Outcome, decode_snapshot,
+    snapshot::FinishedAbove,
+};
+
+/// How a record's handler takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Fine,
+    /// There is nothing to do.
+    Skipped,
+    /// Fails at its first calls, then succeeds.
+    Fails(u32),
+    /// Asks for a certain wait once, then succeeds.
+    AsksToWait,
+    /// Fails at every call.
+    Hopeless,
+    /// Fails for good at once.
+    Poison,
+}
+
+pub(super) struct Entry {
+    pub(super) offset: i64,
+    pub(super) key: Option<u64>,
+    pub(super) bytes: usize,
+    pub(super) fate: Fate,
+    /// The tenures in which it finished.
+    finished_in: Vec<usize>,
+    /// What is committed tells that it is finished.
+    covered: bool,
+    /// A commit told so once, and a later one could not or did not know: it may come again.
+    exposed: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Committed {
+    pub(super) offset: i64,
+    pub(super) metadata: String,
+    epoch: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Log {
+    /// One more each time that the topic is made anew.
+    pub(super) epoch: u32,
+    pub(super) entries: Vec<Entry>,
+    pub(super) end: i64,
+    pub(super) committed: Option<Committed>,
+    /// The process that the coordinator gave it to.
+    owner: Option<u32>,
+    revoking: bool,
+    current: Option<usize>,
+}
+
+/// One ownership of one partition, as somebody sees it who sees everything.
+#[derive(Debug)]
+pub(super) struct Tenure {
+    pub(super) partition: usize,
+    pub(super) epoch: u32,
+    pub(super) end: Option<End>,
+    /// Its executors are told to start nothing.
+    pub(super) fenced: bool,
+    /// Its last commit had no room for all that had finished.
+    cut: bool,
+    /// Started and not finished, where lanes have an order.
+    running: Vec<(Option<u64>, i64)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// All that ran had finished, and the last commit was acknowledged.
+    Clean,
+    /// The process died, the ownership was lost, or a deadline passed.
+    Torn,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum GroupEvent {
+    Assigned(Vec<usize>),
+    Revoked(Vec<usize>),
+    Lost,
+}
+
+/// A commit on its way to the coordinator.
+pub(super) struct Request {
+    pub(super) process: u32,
+    pub(super) entries: Vec<(usize, CommitEntry)>,
+    pub(super) arrives: Instant,
+    /// Of partitions that are given away: the coordinator waits for it.
+    pub(super) last: bool,
+}
+
+pub(super) struct Answer {
+    pub(super) process: u32,
+    pub(super) arrives: Instant,
+    pub(super) results: Vec<CommitResult>,
+    pub(super) overall: CommitResult,
+}
+
+pub(super) struct Kafka {
+    pub(super) ordering: Ordering,
+    pub(super) logs: Vec<Log>,
+    pub(super) tenures: Vec<Tenure>,
+    /// Processes in the group.
+    pub(super) group: Vec<u32>,
+    target: Vec<Option<u32>>,
+    eager: bool,
+    /// Everybody has to give back everything before anybody gets anything.
+    all_revoked: bool,
+    pub(super) mail: VecDeque<(u32, GroupEvent)>,
+    pub(super) requests: Vec<Request>,
+    pub(super) answers: Vec<Answer>,
+    metadata_limit: usize,
+    pub(super) down_until: Instant,
+    pub(super) letters_down_until: Instant,
+    /// Nothing goes wrong any more.
+    pub(super) calm: bool,
+    /// Tells the story as it goes.
+    pub(super) told: bool,
+    began: Instant,
+    pub(super) now: Instant,
+    pub(super) counts: Counts,
+}
+
+/// What the world has seen, so that a test can tell that it has seen enough.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) records: u64,
+    pub(super) started: u64,
+    pub(super) repeats: u64,
+    pub(super) crashes: u64,
+    pub(super) lost: u64,
+    pub(super) clean: u64,
+    pub(super) torn: u64,
+    pub(super) commits: u64,
+    pub(super) refused: u64,
+    pub(super) rewinds: u64,
+    pub(super) cuts: u64,
+    pub(super) resets: u64,
+    pub(super) dead_letters: u64,
+}
+
+impl Counts {
+    pub(super) fn and(mut self, other: Self) -> Self {
+        for (mine, other) in self.all_mut().into_iter().zip(other.clone().all_mut()) {
+            *mine += *other;
+        }
+        self
+    }
+
+    fn all_mut(&mut self) -> [&mut u64; 13] {
+        let Self {
+            records,
+            started,
+            repeats,
+            crashes,
+            lost,
+            clean,
+            torn,
+            commits,
+            refused,
+            rewinds,
+            cuts,
+            resets,
+            dead_letters,
+        } = self;
+        [
+            records,
+            started,
+            repeats,
+            crashes,
+            lost,
+            clean,
+            torn,
+            commits,
+            refused,
+            rewinds,
+            cuts,
+            resets,
+            dead_letters,
+        ]
+    }
+
+    /// A world in which something never happens proves nothing about it.
+    pub(super) fn assert_all_seen(mut self) {
+        let shown = format!("{self:?}");
+        assert!(
+            self.all_mut().iter().all(|count| **count > 0),
+            "something never happened: {shown}"
+        );
+    }
+}
+
+pub(super) fn identity(partition: usize) -> Identity {
+    Identity::new("cluster", "group", "topic", partition as i32)
+}
+
+impl Kafka {
+    pub(super) fn new(setup: &Setup, now: Instant) -> Self {
+        Self {
+            ordering: setup.engine.ordering,
+            logs: (0..setup.partitions).map(|_| Log::default()).collect(),
+            tenures: Vec::new(),
+            group: Vec::new(),
+            target: vec![None; setup.partitions],
+            eager: setup.eager,
+            all_revoked: false,
+            mail: VecDeque::new(),
+            requests: Vec::new(),
+            answers: Vec::new(),
+            metadata_limit: setup.metadata_limit,
+            down_until: now,
+            letters_down_until: now,
+            calm: false,
+            told: false,
+            began: now,
+            now,
+            counts: Counts::default(),
+        }
+    }
+
+    pub(super) fn tell(&self, what: impl FnOnce() -> String) {
+        if self.told {
+            let at = self.now.duration_since(self.began).as_millis();
+            println!("{at:>7} ms  {}", what());
+        }
+    }
+
+    // ---- logs ----
+
+    pub(super) fn produce(&mut self, partition: usize, setup: &Setup, random: &mut Random) {
+        let log = &mut self.logs[partition];
+        // What was compacted away, or is a marker of a transaction.
+        if !log.entries.is_empty() && random.chance(setup.gaps) {
+            log.end += random.within(1..5) as i64;
+        }
+        let trouble = random.within(0..1000);
+        let fate = if trouble >= setup.trouble {
+            Fate::Fine
+        } else {
+            match random.below(6) {
+                0 => Fate::Skipped,
+                1 => Fate::AsksToWait,
+                2 => Fate::Hopeless,
+                3 => Fate::Poison,
+                _ => Fate::Fails(random.within(1..3) as u32),
+            }
+        };
+        let keyless = random.chance(setup.keyless);
+        let key = random.within(0..setup.keys);
+        log.entries.push(Entry {
+            offset: log.end,
+            key: (!keyless).then_some(key),
+            bytes: random.within(600..super::LARGEST as u64) as usize,
+            fate,
+            finished_in: Vec::new(),
+            covered: false,
+            exposed: false,
+        });
+        log.end += 1;
+        self.counts.records += 1;
+    }
+
+    /// A transaction ends: its marker is an offset without a record.
+    pub(super) fn mark(&mut self, partition: usize) {
+        self.logs[partition].end += 1;
+    }
+
+    /// The topic is deleted and made anew, and its group's offsets with it.
+    pub(super) fn reset(&mut self, partition: usize) {
+        self.tell(|| format!("partition {partition} is made anew"));
+        let log = &mut self.logs[partition];
+        log.epoch += 1;
+        log.entries.clear();
+        log.end = 0;
+        log.committed = None;
+        self.counts.resets += 1;
+    }
+
+    /// Somebody writes over the metadata.
+    pub(super) fn spoil_metadata(&mut self, partition: usize, random: &mut Random) {
+        let log = &mut self.logs[partition];
+        let Some(committed) = log.committed.as_mut() else {
+            return;
+        };
+        match random.below(3) {
+            0 => committed.metadata = "owner=billing".into(),
+            1 => {
+                let half = committed.metadata.len() / 2;
+                committed.metadata.truncate(half);
+            }
+            _ => committed.metadata.clear(),
+        }
+        let offset = committed.offset;
+        let log = &mut self.logs[partition];
+        for entry in log
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.offset >= offset && entry.covered)
+        {
+            (entry.covered, entry.exposed) = (false, true);
+        }
+    }
+
+    // ---- the group ----
+
+    pub(super) fn join(&mut self, process: u32, random: &mut Random) {
+        self.tell(|| format!("process {process} joins"));
+        self.group.push(process);
+        self.rebalance(random);
+    }
+
+    /// It has left, or its session has ended.
+    pub(super) fn remove(&mut self, process: u32, random: &mut Random) {
+        let before = self.group.len();
+        self.group.retain(|member| *member != process);
+        if self.group.len() == before {
+            return;
+        }
+        self.tell(|| format!("process {process} is out of the group"));
+        self.mail.retain(|(to, _)| *to != process);
+        for partition in 0..self.logs.len() {
+            if self.logs[partition].owner == Some(process) {
+                self.logs[partition].owner = None;
+                self.logs[partition].revoking = false;
+                if let Some(tenure) = self.logs[partition].current.take() {
+                    self.end_tenure(tenure, End::Torn);
+                }
+            }
+        }
+        self.mail.push_back((process, GroupEvent::Lost));
+        self.rebalance(random);
+    }
+
+    pub(super) fn rebalance(&mut self, random: &mut Random) {
+        let mut order = self.group.clone();
+        random.shuffle(&mut order);
+        let first = random.below(order.len().max(1));
+        for (partition, target) in self.target.iter_mut().enumerate() {
+            *target = (!order.is_empty()).then(|| order[(first + partition) % order.len()]);
+        }
+        self.all_revoked |= self.eager;
+    }
+
+    pub(super) fn coordinate(&mut self) {
+        for process in self.group.clone() {
+            let going: Vec<_> = (0..self.logs.len())
+                .filter(|at| self.logs[*at].owner == Some(process) && !self.logs[*at].revoking)
+                .filter(|at| self.all_revoked || self.target[*at] != Some(process))
+                .collect();
+            for partition in &going {
+                self.logs[*partition].revoking = true;
+            }
+            if !going.is_empty() {
+                self.mail.push_back((process, GroupEvent::Revoked(going)));
+            }
+        }
+        if self.logs.iter().all(|log| log.owner.is_none()) {
+            self.all_revoked = false;
+        }
+        if self.all_revoked {
+            return;
+        }
+        for process in self.group.clone() {
+            let coming: Vec<_> = (0..self.logs.len())
+                .filter(|at| self.logs[*at].owner.is_none() && self.target[*at] == Some(process))
+                .collect();
+            for partition in &coming {
+                self.logs[*partition].owner = Some(process);
+            }
+            if !coming.is_empty() {
+                self.mail.push_back((process, GroupEvent::Assigned(coming)));
+            }
+        }
+    }
+
+    /// A member answers that it has given these back.
+    pub(super) fn released(&mut self, process: u32, partitions: &[usize]) {
+        for partition in partitions {
+            let log = &mut self.logs[*partition];
+            if log.owner == Some(process) {
+                (log.owner, log.revoking) = (None, false);
+            }
+        }
+    }
+
+    // ---- tenures ----
+
+    /// Where a new owner begins, and what it inherits.
+    pub(super) fn position(&self, partition: usize) -> (i64, Option<i64>, Inherited) {
+        let log = &self.logs[partition];
+        let identity = identity(partition);
+        // An offset of a log that is gone is out of range: somebody decides to begin with the new one.
+        let committed = log
+            .committed
+            .as_ref()
+            .filter(|committed| committed.epoch == log.epoch);
+        let finished = committed.map_or_else(FinishedAbove::default, |committed| {
+            decode_snapshot(committed.metadata.as_bytes(), identity, committed.offset)
+                .unwrap_or_default()
+        });
+        let committed = committed.map(|committed| committed.offset);
+        (
+            committed.unwrap_or(0),
+            committed,
+            Inherited { identity, finished },
+        )
+    }
+
+    pub(super) fn begin_tenure(&mut self, process: u32, partition: usize) -> usize {
+        let tenure = self.tenures.len();
+        let log = &mut self.logs[partition];
+        self.tenures.push(Tenure {
+            partition,
+            epoch: log.epoch,
+            end: None,
+            fenced: false,
+            cut: false,
+            running: Vec::new(),
+        });
+        if log.owner == Some(process) {
+            log.current = Some(tenure);
+        } else {
+            // It has been expelled and does not know it yet.
+            self.tenures[tenure].end = Some(End::Torn);
+        }
+        self.tell(|| {
+            let committed = &self.logs[partition].committed;
+            format!("process {process} begins tenure {tenure} of partition {partition} after {committed:?}")
+        });
+        tenure
+    }
+
+    pub(super) fn end_tenure(&mut self, tenure: usize, end: End) {
+        let Tenure {
+            partition,
+            epoch,
+            end: known,
+            fenced,
+            cut,
+            ..
+        } = &mut self.tenures[tenure];
+        *fenced = true;
+        if known.is_some() {
+            return;
+        }
+        *known = Some(end);
+        let (partition, epoch, cut) = (*partition, *epoch, *cut);
+        self.tell(|| format!("tenure {tenure} ends {end:?}"));
+        let log = &mut self.logs[partition];
+        if log.current == Some(tenure) {
+            log.current = None;
+        }
+        if end == End::Torn {
+            self.counts.torn += 1;
+            return;
+        }
+        self.counts.clean += 1;
+        if epoch != log.epoch {
+            return;
+        }
+        let forgotten = log.entries.iter_mut().filter(|entry| {
+            entry.finished_in.contains(&tenure) && !entry.covered && !entry.exposed
+        });
+        for entry in forgotten {
+            assert!(
+                cut,
+                "handed over in order, and offset {} of partition {partition}, which finished, is not committed",
+                entry.offset
+            );
+            entry.exposed = true;
+        }
+    }
+
+    fn is_current(&self, tenure: usize) -> bool {
+        self.logs[self.tenures[tenure].partition].current == Some(tenure)
+    }
+
+    // ---- what handlers do ----
+
+    fn index(&self, record: Record) -> Option<usize> {
+        let log = &self.logs[record.partition];
+        if log.epoch != record.epoch {
+            return None;
+        }
+        log.entries
+            .binary_search_by_key(&record.offset, |entry| entry.offset)
+            .ok()
+    }
+
+    pub(super) fn fate(&self, record: Record) -> Fate {
+        self.index(record).map_or(Fate::Fine, |at| {
+            self.logs[record.partition].entries[at].fate
+        })
+    }
+
+    /// A handler is called.
+    pub(super) fn started(&mut self, tenure: usize, record: Record, attempt: u32) {
+        assert!(
+            !self.tenures[tenure].fenced,
+            "{record:?} started behind a fence"
+        );
+        self.counts.started += 1;
+        self.tell(|| {
+            format!("tenure {tenure} calls the handler for {record:?}, attempt {attempt}")
+        });
+        let lane = match self.ordering {
+            Ordering::Unordered => None,
+            Ordering::ByKey => record.key,
+            Ordering::ByPartition => Some(0),
+        };
+        if let Some(lane) = lane {
+            let running = &mut self.tenures[tenure].running;
+            let beside = running.iter().find(|(other, _)| *other == Some(lane));
+            assert!(
+                beside.is_none(),
+                "{record:?} runs beside {beside:?} of its lane"
+            );
+            running.push((Some(lane), record.offset));
+        }
+        let Some(at) = self.index(record) else {
+            return;
+        };
+        let entries = &self.logs[record.partition].entries;
+        if lane.is_some() {
+            let before = entries[..at].iter().find(|entry| {
+                (self.ordering == Ordering::ByPartition || entry.key == record.key)
+                    && entry.finished_in.is_empty()
+            });
+            if let Some(before) = before {
+                panic!("{record:?} overtook offset {}", before.offset);
+            }
+        }
+        let entry = &entries[at];
+        assert!(
+            !entry.finished_in.contains(&tenure),
+            "{record:?} was handled again by the same owner"
+        );
+        if entry.finished_in.is_empty() {
+            return;
+        }
+        if attempt == 1 {
+            self.counts.repeats += 1;
+        }
+        if !self.is_current(tenure) {
+            // Another member is at work here, which this one cannot know.
+            return;
+        }
+        assert!(
+            !entry.covered,
+            "{record:?} came again, although what is committed tells that it has finished"
+        );
+        let torn = |tenure: &usize| self.tenures[*tenure].end == Some(End::Torn);
+        assert!(
+            entry.exposed || entry.finished_in.iter().all(torn),
+            "{record:?} came again without a reason"
+        );
+    }
+
+    pub(super) fn stopped(&mut self, tenure: usize, record: Record) {
+        self.tenures[tenure]
+            .running
+            .retain(|(_, offset)| *offset != record.offset);
+    }
+
+    /// What a handler did is done, or a dead letter is safe.
+    pub(super) fn finished(&mut self, tenure: usize, record: Record, outcome: Outcome) {
+        if outcome == Outcome::DeadLettered {
+            self.counts.dead_letters += 1;
+        }
+        self.tell(|| format!("tenure {tenure} has {outcome:?} {record:?}"));
+        if let Some(at) = self.index(record) {
+            let entry = &mut self.logs[record.partition].entries[at];
+            entry.finished_in.push(tenure);
+        }
+    }
+
+    // ---- commits ----
+
+    pub(super) fn serve(&mut self, now: Instant, random: &mut Random) {
+        if now < self.down_until {
+            return;
+        }
+        while let Some(at) = self
+            .requests
+            .iter()
+            .position(|request| request.arrives <= now)
+        {
+            let request = self.requests.remove(at);
+            self.take_commit(request, now, random);
+        }
+    }
+
+    fn take_commit(&mut self, request: Request, now: Instant, random: &mut Random) {
+        let Request {
+            process,
+            entries,
+            last,
+            ..
+        } = request;
+        let count = entries.len();
+        let too_long = |entry: &CommitEntry| entry.metadata.len() > self.metadata_limit;
+        let in_group = self.group.contains(&process);
+        let trouble = !self.calm && random.chance(100);
+        let mut slow = false;
+        self.counts.commits += 1;
+        let (applied, results, overall) = if entries.iter().any(|(_, entry)| too_long(entry)) {
+            // The others go through, and librdkafka reports the whole list as failed.
+            let applied = entries.iter().map(|(_, entry)| !too_long(entry)).collect();
+            let everywhere = vec![CommitResult::Shrink; count];
+            (applied, everywhere, CommitResult::Shrink)
+        } else if !in_group && random.chance(500) {
+            (
+                vec![false; count],
+                vec![CommitResult::Rejoining; count],
+                CommitResult::Rejoining,
+            )
+        } else if !trouble || !in_group {
+            (
+                vec![true; count],
+                vec![CommitResult::Accepted; count],
+                CommitResult::Accepted,
+            )
+        } else {
+            match random.below(6) {
+                // One fails, and which one the answer blames cannot be relied on.
+                0 | 1 => {
+                    let fails = random.below(count);
+                    let applied = (0..count).map(|at| at != fails).collect();
+                    let mut results = vec![CommitResult::Accepted; count];
+                    results[random.below(count)] = CommitResult::Unavailable;
+                    (applied, results, CommitResult::Accepted)
+                }
+                2 if !last => (
+                    vec![false; count],
+                    vec![CommitResult::Rejoining; count],
+                    CommitResult::Rejoining,
+                ),
+                3 => (
+                    vec![random.chance(500); count],
+                    Vec::new(),
+                    CommitResult::Unavailable,
+                ),
+                4 => {
+                    // The answer is lost; the client notices after a while.
+                    slow = true;
+                    (
+                        vec![random.chance(800); count],
+                        Vec::new(),
+                        CommitResult::Unavailable,
+                    )
+                }
+                _ => (
+                    vec![false; count],
+                    vec![CommitResult::Unavailable; count],
+                    CommitResult::Unavailable,
+                ),
+            }
+        };
+        self.counts.refused += u64::from(overall != CommitResult::Accepted);
+        for ((tenure, entry), applied) in entries.iter().zip(applied) {
+            if applied {
+                self.apply(*tenure, entry);
+            }
+        }
+        self.tell(|| format!("process {process} is answered {overall:?} {results:?}"));
+        let delay = if slow {
+            random.ms(1_000..4_000)
+        } else {
+            random.ms(0..40)
+        };
+        self.answers.push(Answer {
+            process,
+            arrives: now + delay,
+            results,
+            overall,
+        });
+    }
+
+    fn apply(&mut self, tenure: usize, commit: &CommitEntry) {
+        let current = self.is_current(tenure);
+        self.tell(|| {
+            format!(
+                "tenure {tenure} commits {} {:?}",
+                commit.offset, commit.metadata
+            )
+        });
+        let Tenure {
+            partition,
+            epoch,
+            end,
+            cut,
+            ..
+        } = &mut self.tenures[tenure];
+        let partition = *partition;
+        assert_ne!(
+            *end,
+            Some(End::Clean),
+            "a commit of partition {partition} came after it was handed over in order"
+        );
+        let log = &mut self.logs[partition];
+        let committed = Committed {
+            offset: commit.offset,
+            metadata: commit.metadata.clone(),
+            epoch: *epoch,
+        };
+        if *epoch != log.epoch {
+            for entry in log.entries.iter_mut().filter(|entry| entry.covered) {
+                (entry.covered, entry.exposed) = (false, true);
+            }
+            log.committed = Some(committed);
+            return;
+        }
+        *cut = commit.cut > 0;
+        self.counts.cuts += u64::from(*cut);
+        assert!(commit.offset <= log.end, "committed beyond the end");
+        let mut above = decode_snapshot(
+            commit.metadata.as_bytes(),
+            identity(partition),
+            commit.offset,
+        )
+        .expect("a snapshot is read where it was written");
+        let mut rewound = false;
+        for entry in &mut log.entries {
+            let covers = entry.offset < commit.offset || above.contains(entry.offset);
+            if covers {
+                assert!(
+                    !entry.finished_in.is_empty(),
+                    "offset {} of partition {partition} is committed and has not finished",
+                    entry.offset
+                );
+                if current {
+                    (entry.covered, entry.exposed) = (true, false);
+                }
+            } else if entry.covered {
+                assert!(
+                    !current || *cut,
+                    "a commit of the owner took back that offset {} of partition {partition} has finished",
+                    entry.offset
+                );
+                (entry.covered, entry.exposed) = (false, true);
+                rewound |= !current;
+            }
+        }
+        self.counts.rewinds += u64::from(rewound);
+        log.committed = Some(committed);
+    }
+
+    // ---- the end ----
+
+    /// What is still missing, if anything is. `to_the_end`: owners pass offsets without records.
+    pub(super) fn unfinished(&self, to_the_end: bool) -> Option<String> {
+        for (partition, log) in self.logs.iter().enumerate() {
+            if let Some(entry) = log
+                .entries
+                .iter()
+                .find(|entry| entry.finished_in.is_empty())
+            {
+                return Some(format!(
+                    "offset {} of partition {partition} is not finished",
+                    entry.offset
+                ));
+            }
+            let last = log.entries.last().map_or(0, |entry| entry.offset + 1);
+            let end = if to_the_end { log.end } else { last };
+            let is_there = log.committed.as_ref().is_some_and(|committed| {
+                committed.epoch == log.epoch
+                    && (end..=log.end).contains(&committed.offset)
+                    && committed.metadata.is_empty()
+            });
+            if !is_there {
+                let committed = &log.committed;
+                return Some(format!(
+                    "of partition {partition}, which ends at {end}, {committed:?} is committed"
+                ));
+            }
+        }
+        None
+    }
+
+    pub(super) fn has_requests_of(&self, process: u32) -> bool {
+        self.requests
+            .iter()
+            .any(|request| request.process == process)
+    }
+
+    pub(super) fn delay(random: &mut Random) -> Duration {
+        random.ms(0..30)
+    }
+}

@@ -1,0 +1,882 @@
+//! A process: an engine, and around it what the pump, the executors and the tasks for dead letters do, in the same
+//! order. See `src/kafka/pump.rs`, `drain.rs`, `assignment.rs`, and `src/execute/`.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Record, Setup,
+    kafka::{Answer, End, Fate, GroupEvent, Kafka, Request, identity},
+    random::Random,
+};
+use crate::engine::{
+    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Engine, Failed, GivenUp, Inherited,
+    Job, LaneId, Outcome, Ownership, Received,
+};
+
+struct Held {
+    owner: Ownership,
+    tenure: usize,
+    partition: usize,
+    /// Index of the next record to read, in the log of this epoch.
+    next: usize,
+    epoch: u32,
+}
+
+/// A turn whose first handler did not end at once.
+struct Turn {
+    owner: Ownership,
+    tenure: usize,
+    job: Job<Record>,
+    followers: VecDeque<Job<Record>>,
+    ends: Instant,
+    in_time: bool,
+}
+
+struct Work {
+    tenure: usize,
+    batch: Batch<Record>,
+}
+
+type Done = (u64, LaneId, Outcome);
+
+enum Report {
+    Batch {
+        owner: Ownership,
+        done: Vec<Done>,
+        failed: Vec<Failed<Record, ()>>,
+        not_started: Vec<Job<Record>>,
+    },
+    One {
+        owner: Ownership,
+        done: Done,
+        next: Option<u64>,
+    },
+    DeadLettered(Ownership, u64, LaneId),
+}
+
+struct Letter {
+    tenure: usize,
+    given_up: GivenUp<Record, ()>,
+    acknowledged: Instant,
+}
+
+/// What the pump's thread is in the middle of.
+enum Phase {
+    Normal,
+    Assigning {
+        partitions: Vec<usize>,
+        answered: Instant,
+    },
+    Draining {
+        owners: Vec<Ownership>,
+        until: Instant,
+        commit_until: Instant,
+    },
+    LastCommit {
+        owners: Vec<Ownership>,
+        until: Instant,
+        sent: bool,
+    },
+}
+
+pub(super) struct Member {
+    pub(super) process: u32,
+    engine: Engine<Record, ()>,
+    held: Vec<Option<Held>>,
+    queue: VecDeque<Work>,
+    turns: Vec<Turn>,
+    reports: VecDeque<Report>,
+    letters: Vec<Letter>,
+    events: VecDeque<GroupEvent>,
+    answer: Option<Answer>,
+    phase: Phase,
+    revoked: Vec<usize>,
+    /// To end within this time.
+    stop: Option<Duration>,
+    leaving: bool,
+    pub(super) gone: bool,
+    /// Stopped by a signal, handlers and all.
+    pub(super) frozen_until: Instant,
+    /// No broker can be reached.
+    pub(super) cut_off_until: Instant,
+    last_tick: Instant,
+    most_ahead: usize,
+}
+
+impl Member {
+    pub(super) fn new(process: u32, setup: &Setup, now: Instant) -> Self {
+        let mut config = setup.engine.clone();
+        config.seed ^= u64::from(process);
+        Self {
+            process,
+            engine: Engine::new(config, now),
+            held: Vec::new(),
+            queue: VecDeque::new(),
+            turns: Vec::new(),
+            reports: VecDeque::new(),
+            letters: Vec::new(),
+            events: VecDeque::new(),
+            answer: None,
+            phase: Phase::Normal,
+            revoked: Vec::new(),
+            stop: None,
+            leaving: false,
+            gone: false,
+            frozen_until: now,
+            cut_off_until: now,
+            last_tick: now,
+            most_ahead: 0,
+        }
+    }
+
+    pub(super) fn stop(&mut self, limit: Duration) {
+        self.stop = Some(self.stop.map_or(limit, |known| known.min(limit)));
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// It is in the middle of nothing.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Normal)
+            && self.events.is_empty()
+            && self.stop.is_none()
+            && !self.engine.commit_in_flight()
+    }
+
+    pub(super) fn deliver(&mut self, event: GroupEvent) {
+        self.events.push_back(event);
+    }
+
+    pub(super) fn answered(&mut self, answer: Answer) {
+        assert!(self.answer.is_none(), "two commits were in flight");
+        self.answer = Some(answer);
+    }
+
+    fn owners(&self) -> Vec<Ownership> {
+        self.held.iter().flatten().map(|held| held.owner).collect()
+    }
+
+    fn tenure(&self, owner: Ownership) -> usize {
+        let held = self.held[owner.slot()].as_ref();
+        held.filter(|held| held.owner == owner)
+            .expect("it is held")
+            .tenure
+    }
+
+    // ---- the runtime ----
+
+    /// What executors and tasks do until now.
+    pub(super) fn execute(
+        &mut self,
+        kafka: &mut Kafka,
+        setup: &Setup,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        for at in (0..self.turns.len()).rev() {
+            if self.turns[at].ends <= now {
+                let turn = self.turns.swap_remove(at);
+                self.go_on(turn, kafka, setup, now, random);
+            }
+        }
+        while self.turns.len() < setup.engine.concurrency {
+            let Some(work) = self.queue.pop_front() else {
+                break;
+            };
+            self.drive(work, kafka, setup, now, random);
+        }
+        for at in (0..self.letters.len()).rev() {
+            if self.letters[at].acknowledged <= now && kafka.letters_down_until <= now {
+                let Letter {
+                    tenure, given_up, ..
+                } = self.letters.swap_remove(at);
+                let GivenUp {
+                    owner,
+                    seq,
+                    lane,
+                    record,
+                    ..
+                } = given_up;
+                kafka.finished(tenure, record, Outcome::DeadLettered);
+                self.reports
+                    .push_back(Report::DeadLettered(owner, seq, lane));
+            }
+        }
+    }
+
+    /// A pending handler has ended, and the next of its turn is called.
+    fn go_on(
+        &mut self,
+        turn: Turn,
+        kafka: &mut Kafka,
+        setup: &Setup,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        let Turn {
+            owner,
+            tenure,
+            job,
+            mut followers,
+            in_time,
+            ..
+        } = turn;
+        match end(job, tenure, in_time, kafka, random) {
+            Ok(done) => {
+                let next = if kafka.tenures[tenure].fenced {
+                    None
+                } else {
+                    followers.pop_front()
+                };
+                let seq = next.as_ref().map(|job| job.seq);
+                self.reports.push_back(Report::One {
+                    owner,
+                    done,
+                    next: seq,
+                });
+                if let Some(job) = next {
+                    kafka.started(tenure, job.record, job.attempt);
+                    let (ends, in_time) = setup.handler_ends(now, kafka.calm, random);
+                    self.turns.push(Turn {
+                        owner,
+                        tenure,
+                        job,
+                        followers,
+                        ends,
+                        in_time,
+                    });
+                } else if !followers.is_empty() {
+                    self.give_back(owner, followers.into());
+                }
+            }
+            Err(failed) => self.reports.push_back(Report::Batch {
+                owner,
+                done: Vec::new(),
+                failed: vec![failed],
+                not_started: followers.into(),
+            }),
+        }
+    }
+
+    fn give_back(&mut self, owner: Ownership, jobs: Vec<Job<Record>>) {
+        self.reports.push_back(Report::Batch {
+            owner,
+            done: Vec::new(),
+            failed: Vec::new(),
+            not_started: jobs,
+        });
+    }
+
+    /// A batch through an executor, up to where handlers are pending and permits are out.
+    fn drive(
+        &mut self,
+        work: Work,
+        kafka: &mut Kafka,
+        setup: &Setup,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        let Work {
+            tenure,
+            batch: Batch { owner, jobs },
+        } = work;
+        let (mut done, mut failed, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
+        let mut jobs = VecDeque::from(jobs);
+        while let Some(job) = jobs.pop_front() {
+            if kafka.tenures[tenure].fenced {
+                not_started.push(job);
+                not_started.extend(jobs.drain(..));
+                break;
+            }
+            let followers = job.followers as usize;
+            kafka.started(tenure, job.record, job.attempt);
+            if random.chance(setup.ready) {
+                match end(job, tenure, true, kafka, random) {
+                    Ok(what) => done.push(what),
+                    Err(what) => {
+                        failed.push(what);
+                        not_started.extend(jobs.drain(..followers));
+                    }
+                }
+            } else {
+                let followers = jobs.drain(..followers).collect();
+                let (ends, in_time) = setup.handler_ends(now, kafka.calm, random);
+                self.turns.push(Turn {
+                    owner,
+                    tenure,
+                    job,
+                    followers,
+                    ends,
+                    in_time,
+                });
+            }
+            // No permit is left, or the slice of time is used up.
+            if self.turns.len() >= setup.engine.concurrency || random.chance(20) {
+                break;
+            }
+        }
+        self.reports.push_back(Report::Batch {
+            owner,
+            done,
+            failed,
+            not_started,
+        });
+        if !jobs.is_empty() {
+            let batch = Batch {
+                owner,
+                jobs: jobs.into(),
+            };
+            self.queue.push_back(Work { tenure, batch });
+        }
+    }
+
+    /// The process dies.
+    pub(super) fn dies(&mut self, kafka: &mut Kafka, random: &mut Random) {
+        self.abort(kafka, random);
+        for held in self.held.iter().flatten() {
+            kafka.end_tenure(held.tenure, End::Torn);
+        }
+        self.gone = true;
+    }
+
+    /// Handlers and dead letters are cut off wherever they are: some had done their work already.
+    fn abort(&mut self, kafka: &mut Kafka, random: &mut Random) {
+        for turn in self.turns.drain(..) {
+            let succeeds = matches!(kafka.fate(turn.job.record), Fate::Fine | Fate::Skipped);
+            if succeeds && random.chance(300) {
+                kafka.finished(turn.tenure, turn.job.record, Outcome::Handled);
+            }
+            kafka.stopped(turn.tenure, turn.job.record);
+        }
+        for letter in self.letters.drain(..) {
+            if random.chance(500) {
+                kafka.finished(letter.tenure, letter.given_up.record, Outcome::DeadLettered);
+            }
+        }
+        self.queue.clear();
+    }
+
+    // ---- the pump ----
+
+    /// One round, as far as the pump is not held up by a question to the brokers.
+    pub(super) fn pump(
+        &mut self,
+        kafka: &mut Kafka,
+        setup: &Setup,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        match std::mem::replace(&mut self.phase, Phase::Normal) {
+            Phase::LastCommit {
+                owners,
+                until,
+                sent,
+            } => {
+                self.go_on_with_last_commit(owners, until, sent, kafka, now, random);
+            }
+            Phase::Normal => {
+                self.step(kafka, setup, now, random);
+                self.next_event(kafka, setup, now, random);
+            }
+            Phase::Assigning {
+                partitions,
+                answered,
+            } => {
+                let away = now < kafka.down_until || now < self.cut_off_until;
+                if now < answered || away {
+                    self.step(kafka, setup, now, random);
+                    self.phase = Phase::Assigning {
+                        partitions,
+                        answered,
+                    };
+                } else {
+                    self.take_over(&partitions, kafka);
+                    self.engine.hold_commits(false);
+                }
+            }
+            Phase::Draining {
+                owners,
+                until,
+                commit_until,
+            } => {
+                self.step(kafka, setup, now, random);
+                let drained = owners.iter().all(|owner| self.engine.is_drained(*owner));
+                self.phase = if drained || now >= until {
+                    if self.leaving {
+                        self.abort(kafka, random);
+                    }
+                    Phase::LastCommit {
+                        owners,
+                        until: commit_until,
+                        sent: false,
+                    }
+                } else {
+                    Phase::Draining {
+                        owners,
+                        until,
+                        commit_until,
+                    }
+                };
+            }
+        }
+        self.check(setup);
+    }
+
+    fn step(&mut self, kafka: &mut Kafka, setup: &Setup, now: Instant, random: &mut Random) {
+        self.engine.advance(now);
+        self.most_ahead = self.most_ahead.max(self.engine.pace.ahead());
+        self.take_reports(random);
+        if setup.positions && now.duration_since(self.last_tick) >= Duration::from_millis(100) {
+            self.last_tick = now;
+            self.pass_offsets_without_records(kafka);
+        }
+        if now >= self.cut_off_until && now >= kafka.down_until {
+            self.read(kafka, random);
+        }
+        while let Some(batch) = self.engine.next_batch() {
+            let tenure = self.tenure(batch.owner);
+            self.queue.push_back(Work { tenure, batch });
+        }
+        while let Some(given_up) = self.engine.next_given_up() {
+            let GivenUp {
+                owner,
+                seq,
+                lane,
+                record,
+                ..
+            } = given_up;
+            let tenure = self.tenure(owner);
+            if setup.dead_letters {
+                let acknowledged = now + random.ms(0..200);
+                self.letters.push(Letter {
+                    tenure,
+                    given_up,
+                    acknowledged,
+                });
+            } else {
+                kafka.finished(tenure, record, Outcome::Dropped);
+                self.engine.settle(owner, seq, lane, Outcome::Dropped);
+            }
+        }
+        self.take_answer(now);
+        if let Some(commit) = self.engine.next_commit() {
+            self.send(commit, false, kafka, now, random);
+        }
+    }
+
+    fn take_reports(&mut self, random: &mut Random) {
+        let most = if random.chance(200) {
+            random.below(4)
+        } else {
+            usize::MAX
+        };
+        for _ in 0..most {
+            let Some(report) = self.reports.pop_front() else {
+                break;
+            };
+            match report {
+                Report::Batch {
+                    owner,
+                    done,
+                    failed,
+                    not_started,
+                } => {
+                    for (seq, lane, outcome) in done {
+                        self.engine.finished(owner, seq, lane, outcome);
+                    }
+                    for failed in failed {
+                        self.engine.failed(owner, failed);
+                    }
+                    if !not_started.is_empty() {
+                        self.engine.not_started(owner, not_started);
+                    }
+                }
+                Report::One {
+                    owner,
+                    done: (seq, lane, outcome),
+                    next,
+                } => {
+                    self.engine.finished(owner, seq, lane, outcome);
+                    if let Some(next) = next {
+                        self.engine.started(owner, next);
+                    }
+                }
+                Report::DeadLettered(owner, seq, lane) => {
+                    self.engine.settle(owner, seq, lane, Outcome::DeadLettered);
+                }
+            }
+        }
+    }
+
+    /// What the client's position tells where all that there is has been read.
+    fn pass_offsets_without_records(&mut self, kafka: &Kafka) {
+        for held in self.held.iter().flatten() {
+            let log = &kafka.logs[held.partition];
+            if held.epoch == log.epoch && held.next == log.entries.len() {
+                self.engine.skip_to(held.owner, log.end);
+            }
+        }
+    }
+
+    fn read(&mut self, kafka: &mut Kafka, random: &mut Random) {
+        let count = self.held.len();
+        if count == 0 {
+            return;
+        }
+        let first = random.below(count);
+        for slot in (0..count).map(|step| (first + step) % count) {
+            let Some(held) = &mut self.held[slot] else {
+                continue;
+            };
+            let room = self.engine.room(held.owner);
+            // Prefetching is never ahead of everything.
+            let fetched = random.within(1..40) as usize;
+            let log = &kafka.logs[held.partition];
+            if room > 0 && held.epoch != log.epoch {
+                (held.next, held.epoch) = (0, log.epoch);
+            }
+            for _ in 0..room.min(fetched) {
+                self.receive_next(slot, kafka);
+            }
+        }
+    }
+
+    fn receive_next(&mut self, slot: usize, kafka: &mut Kafka) {
+        let held = self.held[slot].as_mut().expect("it is read from");
+        let (partition, epoch) = (held.partition, held.epoch);
+        let Some(entry) = kafka.logs[partition].entries.get(held.next) else {
+            return;
+        };
+        held.next += 1;
+        let (offset, key, bytes) = (entry.offset, entry.key, entry.bytes);
+        let record = Record {
+            partition,
+            epoch,
+            offset,
+            key,
+        };
+        if kafka.tenures[held.tenure].epoch == epoch || offset > 0 {
+            let received = self.engine.receive(held.owner, offset, key, bytes, record);
+            assert!(matches!(
+                received,
+                Received::Queued | Received::AlreadyFinished
+            ));
+            return;
+        }
+        // The first record of a log that was made anew.
+        if matches!(
+            self.engine.receive(held.owner, offset, key, bytes, record),
+            Received::WentBack { .. }
+        ) {
+            let (old, next) = (held.tenure, held.next);
+            let ended = self.engine.end(held.owner);
+            assert!(ended.is_some());
+            kafka.end_tenure(old, End::Torn);
+            let inherited = Inherited {
+                identity: identity(partition),
+                ..Inherited::default()
+            };
+            let owner = self.engine.assign(Some(offset), None, inherited);
+            assert_eq!(owner.slot(), slot);
+            let tenure = kafka.begin_tenure(self.process, partition);
+            self.held[slot] = Some(Held {
+                owner,
+                tenure,
+                partition,
+                next,
+                epoch,
+            });
+            self.engine.receive(owner, offset, key, bytes, record);
+        } else {
+            kafka.tenures[held.tenure].epoch = epoch;
+        }
+    }
+
+    // ---- commits ----
+
+    fn send(
+        &mut self,
+        commit: Commit,
+        last: bool,
+        kafka: &mut Kafka,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        assert!(
+            self.answer.is_none() && !kafka.has_requests_of(self.process),
+            "two commits in flight"
+        );
+        let entries: Vec<(usize, CommitEntry)> = commit
+            .entries
+            .into_iter()
+            .map(|entry| (self.tenure(entry.owner), entry))
+            .collect();
+        let arrives = (now + Kafka::delay(random)).max(self.cut_off_until);
+        kafka.requests.push(Request {
+            process: self.process,
+            entries,
+            arrives,
+            last,
+        });
+    }
+
+    fn take_answer(&mut self, now: Instant) {
+        if let Some(Answer {
+            results, overall, ..
+        }) = self.answer.take_if(|answer| answer.arrives <= now)
+        {
+            self.engine.commit_answered(&results, overall);
+            if overall == CommitResult::Fatal {
+                self.stop(Duration::from_secs(5));
+            }
+        }
+    }
+
+    // ---- rebalances ----
+
+    fn next_event(&mut self, kafka: &mut Kafka, setup: &Setup, now: Instant, random: &mut Random) {
+        match self.events.pop_front() {
+            Some(GroupEvent::Assigned(partitions)) if self.stop.is_none() => {
+                self.engine.hold_commits(true);
+                let answered = now + random.ms(0..100);
+                self.phase = Phase::Assigning {
+                    partitions,
+                    answered,
+                };
+            }
+            Some(GroupEvent::Revoked(partitions)) => {
+                self.engine.hold_commits(true);
+                let revoked = |held: &&Held| partitions.contains(&held.partition);
+                let owners: Vec<_> = self
+                    .held
+                    .iter()
+                    .flatten()
+                    .filter(revoked)
+                    .map(|held| held.owner)
+                    .collect();
+                self.begin_drain(&owners, kafka);
+                self.revoked = partitions;
+                self.phase = Phase::Draining {
+                    owners,
+                    until: now + setup.drain_timeout * 3 / 4,
+                    commit_until: now + setup.drain_timeout,
+                };
+            }
+            Some(GroupEvent::Lost) => {
+                for owner in self.owners() {
+                    self.end(owner, End::Torn, kafka);
+                }
+                if self.stop.is_none() {
+                    kafka.join(self.process, random);
+                }
+            }
+            Some(GroupEvent::Assigned(_)) => {}
+            None => {
+                if let Some(limit) = self.stop {
+                    let owners = self.owners();
+                    self.begin_drain(&owners, kafka);
+                    self.leaving = true;
+                    self.phase = Phase::Draining {
+                        owners,
+                        until: now + limit * 3 / 4,
+                        commit_until: now + limit.max(Duration::from_millis(100)),
+                    };
+                }
+            }
+        }
+    }
+
+    fn take_over(&mut self, partitions: &[usize], kafka: &mut Kafka) {
+        for &partition in partitions {
+            let (start, committed, inherited) = kafka.position(partition);
+            let owner = self.engine.assign(Some(start), committed, inherited);
+            let tenure = kafka.begin_tenure(self.process, partition);
+            let log = &kafka.logs[partition];
+            let next = log.entries.partition_point(|entry| entry.offset < start);
+            if self.held.len() <= owner.slot() {
+                self.held.resize_with(owner.slot() + 1, || None);
+            }
+            self.held[owner.slot()] = Some(Held {
+                owner,
+                tenure,
+                partition,
+                next,
+                epoch: log.epoch,
+            });
+        }
+    }
+
+    fn begin_drain(&mut self, owners: &[Ownership], kafka: &mut Kafka) {
+        for owner in owners {
+            kafka.tenures[self.tenure(*owner)].fenced = true;
+            self.engine.drain(*owner);
+        }
+        let (fenced, others): (Vec<_>, Vec<_>) = self
+            .queue
+            .drain(..)
+            .partition(|work| kafka.tenures[work.tenure].fenced);
+        self.queue = others.into();
+        for Work { batch, .. } in fenced {
+            self.engine.not_started(batch.owner, batch.jobs);
+        }
+    }
+
+    fn go_on_with_last_commit(
+        &mut self,
+        owners: Vec<Ownership>,
+        until: Instant,
+        mut sent: bool,
+        kafka: &mut Kafka,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        self.engine.advance(now);
+        self.take_answer(now);
+        let late = now >= until;
+        if !late {
+            if !self.engine.commit_in_flight()
+                && let Some(commit) = self.engine.final_commit(&owners, sent)
+            {
+                self.send(commit, true, kafka, now, random);
+                sent = true;
+            }
+            if self.engine.commit_in_flight() || self.engine.last_commit_retry(&owners).is_some() {
+                self.phase = Phase::LastCommit {
+                    owners,
+                    until,
+                    sent,
+                };
+                return;
+            }
+        }
+        for owner in owners {
+            let torn = late || !self.engine.is_drained(owner);
+            self.end(owner, if torn { End::Torn } else { End::Clean }, kafka);
+        }
+        if self.leaving {
+            kafka.remove(self.process, random);
+            self.gone = true;
+        } else {
+            kafka.released(self.process, &std::mem::take(&mut self.revoked));
+            self.engine.hold_commits(false);
+        }
+    }
+
+    fn end(&mut self, owner: Ownership, how: End, kafka: &mut Kafka) {
+        let held = self.held[owner.slot()].take().expect("what ends is held");
+        kafka.end_tenure(held.tenure, how);
+        assert!(self.engine.end(owner).is_some());
+    }
+
+    // ---- what must hold at any time, and at the end ----
+
+    fn check(&self, setup: &Setup) {
+        let config = &setup.engine;
+        for held in self.held.iter().flatten() {
+            let partition = self
+                .engine
+                .partition(held.owner)
+                .expect("what is held is known");
+            let span = partition.window.span();
+            assert!(
+                span <= config.window,
+                "{span} records in a window of {}",
+                config.window
+            );
+        }
+        // What a read brings is judged by the records before it, and these may be smaller.
+        let most = config.max_bytes.saturating_mul(5) / 3 + setup.partitions * super::LARGEST;
+        assert!(
+            self.engine.bytes() <= most,
+            "{} bytes, where {most} are too many",
+            self.engine.bytes()
+        );
+        let most = config.concurrency + self.most_ahead.max(64);
+        assert!(
+            self.engine.turns_out() <= most,
+            "{} turns out",
+            self.engine.turns_out()
+        );
+    }
+
+    /// Whatever is left of work that has ended, if anything is.
+    pub(super) fn leftover(&self) -> Option<String> {
+        let engine = &self.engine;
+        let left = [
+            ("bytes", engine.bytes()),
+            ("turns out", engine.turns_out()),
+            ("retries", engine.schedule.next_due().map_or(0, |_| 1)),
+            ("given up", engine.given_up.len()),
+            ("turns", self.turns.len()),
+            ("batches", self.queue.len()),
+            ("reports", self.reports.len()),
+            ("dead letters", self.letters.len()),
+        ];
+        let (what, count) = left.into_iter().find(|(_, count)| *count > 0)?;
+        Some(format!("process {} has {count} {what}", self.process))
+    }
+
+    pub(super) fn is_new_to(&self, partition: usize) -> bool {
+        let mut held = self
+            .held
+            .iter()
+            .flatten()
+            .filter(|held| held.partition == partition);
+        held.any(|held| {
+            self.engine
+                .status(held.owner)
+                .is_some_and(|status| status.position == Some(0))
+        })
+    }
+
+    pub(super) fn holds(&self) -> usize {
+        self.held.iter().flatten().count()
+    }
+
+    /// Handlers that hang are let go.
+    pub(super) fn unhang(&mut self, now: Instant) {
+        for turn in &mut self.turns {
+            turn.ends = turn.ends.min(now + Duration::from_millis(50));
+        }
+    }
+}
+
+/// A handler's call ends.
+fn end(
+    job: Job<Record>,
+    tenure: usize,
+    in_time: bool,
+    kafka: &mut Kafka,
+    random: &mut Random,
+) -> Result<Done, Failed<Record, ()>> {
+    let record = job.record;
+    kafka.stopped(tenure, record);
+    let fail = |job, then| {
+        Err(Failed {
+            job,
+            then,
+            cause: (),
+        })
+    };
+    if !in_time {
+        return fail(job, AfterFailure::Retry(None));
+    }
+    let outcome = match kafka.fate(record) {
+        Fate::Fails(times) if job.attempt <= times => return fail(job, AfterFailure::Retry(None)),
+        Fate::AsksToWait if job.attempt == 1 => {
+            let wait = random.ms(0..300);
+            return fail(job, AfterFailure::RetryAfter(wait, None));
+        }
+        Fate::Hopeless => return fail(job, AfterFailure::Retry(None)),
+        Fate::Poison => return fail(job, AfterFailure::GiveUp),
+        Fate::Skipped => Outcome::Skipped,
+        Fate::Fine | Fate::Fails(_) | Fate::AsksToWait => Outcome::Handled,
+    };
+    kafka.finished(tenure, record, outcome);
+    Ok((job.seq, job.lane, outcome))
+}
