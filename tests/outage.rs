@@ -7,15 +7,16 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
-use reliable_consumer::{HandlerResult, Message, Ordering, Text};
+use reliable_consumer::{Event, HandlerResult, Message, Ordering, Text};
 use reliable_consumer_testing::{Record, own_cluster, unique};
 
 fn numbered(from: usize, count: usize) -> impl Iterator<Item = Record> {
     (from..from + count).map(|n| Record::value(n.to_string()).key(format!("k{}", n % 50)))
 }
 
-/// The only broker is away for 20 s in the middle of work. Returns the most often that a record was handled twice.
-async fn live_through_an_outage(session_timeout: &str) -> Option<usize> {
+/// The only broker is away for 20 s in the middle of work. Returns how often the partitions were lost, and how many
+/// records were handled twice.
+async fn live_through_an_outage(session_timeout: &str) -> Option<(usize, usize)> {
     let cluster = own_cluster(1)?;
     let (topic, group) = (cluster.create_topic("outage", 4, &[]), unique("group"));
     cluster.produce(&topic, numbered(0, 20_000));
@@ -31,6 +32,7 @@ async fn live_through_an_outage(session_timeout: &str) -> Option<usize> {
         .concurrency(CONCURRENCY)
         .property("session.timeout.ms", session_timeout);
     let run = Running::start(builder, handler);
+    let mut events = run.handle.events().unwrap();
     until("some work", || seen.len() > 2_000).await;
     tokio::task::block_in_place(|| cluster.kill([1]));
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -60,7 +62,11 @@ async fn live_through_an_outage(session_timeout: &str) -> Option<usize> {
     places.sort_unstable();
     places.dedup();
     assert_eq!(places.len(), 21_000, "nothing is lost");
-    Some(calls - places.len())
+    let mut losses = 0;
+    while let Some(event) = events.next().await {
+        losses += usize::from(matches!(event, Event::Lost(_)));
+    }
+    Some((losses, calls - places.len()))
 }
 
 const CONCURRENCY: usize = 16;
@@ -69,15 +75,19 @@ const CONCURRENCY: usize = 16;
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_the_only_broker_is_lived_through_without_loss_or_repeat() {
     // The session's default of 45 s outlasts the outage: the partitions stay ours, and so does what was finished.
-    if let Some(repeats) = live_through_an_outage("45000").await {
-        assert_eq!(repeats, 0);
+    if let Some(lost_and_repeated) = live_through_an_outage("45000").await {
+        assert_eq!(lost_and_repeated, (0, 0));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_that_an_outage_took_and_gave_back_repeat_only_what_was_running() {
-    if let Some(repeats) = live_through_an_outage("6000").await {
-        assert!(repeats <= CONCURRENCY, "{repeats} records came twice");
+    if let Some((losses, repeats)) = live_through_an_outage("6000").await {
+        assert!(losses > 0, "a session of 6 s does not outlast 20 s");
+        assert!(
+            repeats <= losses * CONCURRENCY,
+            "{repeats} records came twice, the partitions were lost {losses} times"
+        );
     }
 }
 
