@@ -1,6 +1,8 @@
-//! What this crate's own benchmarks reach into. Not part of the API: it changes without notice.
+//! What this crate's own benchmarks and fuzz targets reach into. Not part of the API: it changes without notice.
 
-use crate::engine;
+use std::ops::Range;
+
+use crate::{Record, dead_letter, engine};
 
 /// The window of a partition.
 #[derive(Debug)]
@@ -28,4 +30,46 @@ impl Window {
     pub fn committable(&self) -> Option<i64> {
         self.0.committable()
     }
+}
+
+/// Snapshots of one partition, as they stand in commit metadata.
+#[derive(Debug)]
+pub struct Snapshots(engine::Identity);
+
+impl Snapshots {
+    /// Those of partition 3 of some topic.
+    #[allow(
+        clippy::new_without_default,
+        reason = "it stands for one certain place, which is not a default of anything"
+    )]
+    pub fn new() -> Self {
+        Self(engine::Identity::new("cluster", "group", "topic", 3))
+    }
+
+    /// At most `limit` characters, and from where on what has finished is not in it.
+    pub fn encode(
+        &self,
+        committed: i64,
+        finished: &[Range<i64>],
+        limit: usize,
+    ) -> (String, Option<i64>) {
+        let snapshot = engine::encode_snapshot(self.0, committed, finished.iter().cloned(), limit);
+        (snapshot.text, snapshot.cut)
+    }
+
+    /// A snapshot with any content and a right checksum.
+    pub fn forge(&self, committed: u64, form: u8, data: &[u8]) -> String {
+        engine::forge_snapshot(self.0, committed, form, data)
+    }
+
+    /// What has finished, if the text is believed.
+    pub fn decode(&self, text: &[u8], committed: i64) -> Option<Vec<Range<i64>>> {
+        let finished = engine::decode_snapshot(text, self.0, committed).ok()?;
+        Some(finished.from(i64::MIN).collect())
+    }
+}
+
+/// The headers of a record's dead letter: names and values, null or not.
+pub fn dead_letter_headers(record: &Record, error: &str) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    dead_letter::headers_of_letter(record, error)
 }

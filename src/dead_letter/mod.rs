@@ -129,3 +129,22 @@ pub(crate) struct Failure {
     /// Unix milliseconds.
     pub(crate) failed_at_ms: i64,
 }
+
+/// What a record's dead letter is sent with, for fuzzing.
+#[cfg(feature = "internals")]
+pub(crate) fn headers_of_letter(
+    record: &crate::Record,
+    error: &str,
+) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    let failure = Failure {
+        kind: FailureKind::Permanent,
+        message: error.into(),
+        attempts: 1,
+        failed_at_ms: 0,
+    };
+    let detail = headers::Detail::Full;
+    headers::dead_letter_headers(record, &failure, "group", &ErrorMessage::Keep, detail)
+        .into_iter()
+        .map(|(name, value)| (name.into_owned(), value.map(|value| value.into_owned())))
+        .collect()
+}

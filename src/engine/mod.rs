@@ -39,6 +39,11 @@ use self::{
     partition::{Partition, State},
     schedule::Schedule,
 };
+#[cfg(feature = "internals")]
+pub(crate) use self::{
+    snapshot::{encode as encode_snapshot, forge as forge_snapshot},
+    window::{Finish, Window},
+};
 use crate::backoff::Retry;
 
 /// Records in one batch. A batch crosses to the executors in one send.

@@ -182,6 +182,16 @@ pub fn decode(
     Ok(FinishedAbove { ranges, passed: 0 })
 }
 
+/// Metadata with a right checksum around any content, as somebody who knows the format could forge it.
+#[cfg(any(test, feature = "internals"))]
+pub fn forge(identity: Identity, committed: u64, form: u8, data: &[u8]) -> String {
+    let mut body = identity.0.to_vec();
+    push_varint(&mut body, committed);
+    body.push(form);
+    body.extend(data);
+    seal(&body)
+}
+
 /// Offsets that an earlier owner finished, as ascending ranges that do not touch. Asked from low to high.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FinishedAbove {
@@ -475,13 +485,8 @@ mod tests {
         decode(text.as_bytes(), here(), committed).map(|finished| finished.ranges)
     }
 
-    /// A body with a right checksum, as somebody who knows the format could forge it.
     fn forged(committed: u64, form: u8, data: &[u8]) -> String {
-        let mut body = here().0.to_vec();
-        push_varint(&mut body, committed);
-        body.push(form);
-        body.extend(data);
-        seal(&body)
+        forge(here(), committed, form, data)
     }
 
     fn form_of(text: &str, committed: i64) -> u8 {
