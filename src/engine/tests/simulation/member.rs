@@ -97,6 +97,8 @@ pub(super) struct Member {
     /// To end within this time.
     stop: Option<Duration>,
     leaving: bool,
+    /// The group has asked for something and waits for the answer.
+    answering: bool,
     pub(super) gone: bool,
     /// Stopped by a signal, handlers and all.
     pub(super) frozen_until: Instant,
@@ -124,6 +126,7 @@ impl Member {
             revoked: Vec::new(),
             stop: None,
             leaving: false,
+            answering: false,
             gone: false,
             frozen_until: now,
             cut_off_until: now,
@@ -371,6 +374,7 @@ impl Member {
         now: Instant,
         random: &mut Random,
     ) {
+        self.answering = !self.leaving && !matches!(self.phase, Phase::Normal);
         match std::mem::replace(&mut self.phase, Phase::Normal) {
             Phase::LastCommit {
                 owners,
@@ -610,6 +614,10 @@ impl Member {
         assert!(
             self.answer.is_none() && !kafka.has_requests_of(self.process),
             "two commits in flight"
+        );
+        assert!(
+            last || !self.answering,
+            "a commit goes out while a rebalance is answered"
         );
         let entries: Vec<(usize, CommitEntry)> = commit
             .entries
