@@ -1,5 +1,6 @@
 //! Real broker: TLS, SASL and missing permissions.
 #![cfg(feature = "ssl")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod common;
 
