@@ -53,7 +53,13 @@ impl Snapshots {
         finished: &[Range<i64>],
         limit: usize,
     ) -> (String, Option<i64>) {
-        let snapshot = engine::encode_snapshot(self.0, committed, finished.iter().cloned(), limit);
+        let snapshot = engine::encode_snapshot(
+            self.0,
+            committed,
+            &engine::Marks::default(),
+            finished.iter().cloned(),
+            limit,
+        );
         (snapshot.text, snapshot.cut)
     }
 
@@ -64,8 +70,8 @@ impl Snapshots {
 
     /// What has finished, if the text is believed.
     pub fn decode(&self, text: &[u8], committed: i64) -> Option<Vec<Range<i64>>> {
-        let finished = engine::decode_snapshot(text, self.0, committed).ok()?;
-        Some(finished.from(i64::MIN).collect())
+        let inherited = engine::decode_snapshot(text, self.0, committed).ok()?;
+        Some(inherited.finished.from(i64::MIN).collect())
     }
 }
 

@@ -57,6 +57,7 @@ pub struct Builder {
     dead_letter: Option<DeadLetter>,
     exhausted: Exhausted,
     handler_timeout: Option<Duration>,
+    crash_limit: Option<u32>,
     classifier: Option<Arc<dyn Classifier>>,
     filter: Option<Filter>,
     commit_interval: Duration,
@@ -83,6 +84,7 @@ impl Builder {
             dead_letter: None,
             exhausted: Exhausted::default(),
             handler_timeout: None,
+            crash_limit: Some(3),
             classifier: None,
             filter: None,
             commit_interval: Duration::from_secs(1),
@@ -203,6 +205,31 @@ impl Builder {
         self
     }
 
+    /// A record that kills the process (it runs out of memory, or aborts) kills the next one as well, and so on. After
+    /// so many deaths while it ran alone it is given up as [`Crashed`](crate::FailureKind::Crashed): it goes to the
+    /// dead-letter topic, or [`exhausted`](Self::exhausted) decides. Default 3; `None` looks at no deaths.
+    ///
+    /// Deaths are found in the metadata of commits. A process that dies before the oldest unfinished record of a
+    /// partition has moved leaves a mark there. The partition's next owner handles its records few at a time, the one
+    /// after that, should it die as well, one at a time, each noted by a commit first. Only dying under a record so
+    /// noted counts, and finishing it sets the count back: being killed from outside now and then costs some speed after
+    /// the restart, and no healthy record. It takes up to three more deaths than this limit until the record is set
+    /// aside. Each process needs to be started again by somebody, with the same group.
+    ///
+    /// A lower limit is quicker. With 1 a single kill from outside at the wrong moment sets a healthy record aside. The
+    /// price of having a limit at all: the first record of each assignment waits until the broker has acknowledged the
+    /// mark, some milliseconds.
+    ///
+    /// ```
+    /// # use reliable_consumer::ReliableConsumer;
+    /// let patient = ReliableConsumer::builder().crash_limit(10);
+    /// let off = ReliableConsumer::builder().crash_limit(None);
+    /// ```
+    pub fn crash_limit(mut self, deaths: impl Into<Option<u32>>) -> Self {
+        self.crash_limit = deaths.into();
+        self
+    }
+
     /// Decides by the type of an error what happens to its record. Default: every error is retried. It is not asked
     /// where the handler has said so itself, nor about panics, timeouts and payloads that cannot be decoded.
     pub fn classifier(mut self, classifier: impl Classifier) -> Self {
@@ -310,6 +337,9 @@ impl Builder {
         check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
         positive("commit_interval", self.commit_interval)?;
         positive("stuck_after", self.stuck_after)?;
+        if let Some(limit) = self.crash_limit {
+            check("crash_limit", limit as usize, 1..=u32::MAX as usize)?;
+        }
         if let Some(limit) = self.handler_timeout {
             positive("handler_timeout", limit)?;
         }
@@ -341,6 +371,7 @@ impl Builder {
                 max_bytes: self.max_bytes,
                 retry: Arc::new(self.retry),
                 commit_interval: self.commit_interval,
+                crash_limit: self.crash_limit,
                 seed,
             },
             handler_timeout: self.handler_timeout,

@@ -98,10 +98,14 @@ pub enum FailureKind {
     Panic,
     /// The payload could not be decoded; the handler never saw it.
     Undecodable,
+    /// The process died while the record ran alone, as often as
+    /// [`crash_limit`](crate::Builder::crash_limit) says.
+    Crashed,
 }
 
 impl FailureKind {
-    /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic` or `undecodable`.
+    /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable` or
+    /// `crashed`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Permanent => "permanent",
@@ -109,6 +113,7 @@ impl FailureKind {
             Self::Timeout => "timeout",
             Self::Panic => "panic",
             Self::Undecodable => "undecodable",
+            Self::Crashed => "crashed",
         }
     }
 }

@@ -33,6 +33,10 @@ pub struct CommitEntry {
     pub cut: usize,
     /// The partition's state that this carries, see [`Committed::is_due`].
     pub(super) version: u64,
+    /// Sequence of the lowest unfinished record.
+    pub(super) passed: u64,
+    /// It names a record that is to run alone, see [`suspects`](super::suspects).
+    pub(super) noted: bool,
 }
 
 /// How the broker took one partition of a commit.

@@ -50,6 +50,13 @@ pub(crate) struct Queued<R> {
     pub(crate) attempts: u32,
 }
 
+/// What there is to know of the record whose turn is next, without taking it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Next {
+    pub(crate) seq: u64,
+    pub(crate) attempts: u32,
+}
+
 /// Names a lane of one partition. Unordered records share one that is never busy.
 pub(crate) type LaneId = u32;
 
@@ -112,6 +119,24 @@ impl<R> Lanes<R> {
             Self::Each { ready, .. } => !ready.is_empty(),
             Self::One(line) => line.out == 0 && !line.held && !line.queue.is_empty(),
             Self::Keyed(keyed) => !keyed.ready.is_empty(),
+        }
+    }
+
+    /// The first record that [`take_turn`](Self::take_turn) would give.
+    pub(crate) fn peek(&self) -> Option<Next> {
+        let next = |queued: &Queued<R>| Next {
+            seq: queued.seq,
+            attempts: queued.attempts,
+        };
+        match self {
+            Self::Each { ready, .. } => ready.front().map(next),
+            Self::One(line) => line.queue.front().filter(|_| self.is_ready()).map(next),
+            Self::Keyed(keyed) => {
+                let seq = keyed.lanes[*keyed.ready.front()? as usize].head;
+                let node = keyed.nodes.get(seq as usize & (keyed.nodes.len() - 1))?;
+                let attempts = node.attempts;
+                Some(Next { seq, attempts })
+            }
         }
     }
 

@@ -14,6 +14,7 @@ mod restart;
 mod schedule;
 mod snapshot;
 mod staged;
+mod suspects;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -24,13 +25,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "internals")]
-pub(crate) use self::window::{Finish, Window};
 pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Blocker, Counts, PartitionStatus},
-    snapshot::{FinishedAbove, Identity, Inherited, decode as decode_snapshot},
+    snapshot::{FinishedAbove, Identity, Inherited, Marks, decode as decode_snapshot},
 };
 pub use self::{lanes::Ordering, staged::Guarantee};
 use self::{
@@ -38,6 +37,7 @@ use self::{
     pace::Pace,
     partition::{Partition, State},
     schedule::Schedule,
+    suspects::Pass,
 };
 #[cfg(feature = "internals")]
 pub(crate) use self::{
@@ -85,6 +85,9 @@ pub(crate) struct Config {
     pub(crate) max_bytes: usize,
     pub(crate) retry: Arc<Retry>,
     pub(crate) commit_interval: Duration,
+    /// Times that the process may die while a record runs alone before that record is given up. `None`: deaths are not
+    /// looked at.
+    pub(crate) crash_limit: Option<u32>,
     /// Spreads retries; two consumers should not have the same.
     pub(crate) seed: u64,
 }
@@ -151,6 +154,18 @@ pub(crate) struct GivenUp<R, C> {
     pub(crate) cause: C,
 }
 
+/// A record that is not going to be run again, since the process died under it. As with [`GivenUp`], it stays unfinished
+/// until [`Engine::settle`] says how it ended.
+#[derive(Debug)]
+pub(crate) struct Crashed<R> {
+    pub(crate) owner: Ownership,
+    pub(crate) seq: u64,
+    pub(crate) lane: LaneId,
+    pub(crate) record: R,
+    /// While it ran alone.
+    pub(crate) deaths: u32,
+}
+
 /// What [`Engine::receive`] did with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received {
@@ -182,6 +197,9 @@ pub(crate) struct Engine<R, C> {
     pace: Pace,
     schedule: Schedule<R>,
     given_up: VecDeque<GivenUp<R, C>>,
+    crashed: VecDeque<Crashed<R>>,
+    /// There may be partitions that are suspect, or whose first mark is on its way.
+    attentive: bool,
     /// Buffers of batches that have been worked off, for the next ones.
     spent: Vec<Vec<Job<R>>>,
     random: u64,
@@ -208,6 +226,8 @@ impl<R, C> Engine<R, C> {
             pace: Pace::new(),
             schedule: Schedule::new(),
             given_up: VecDeque::new(),
+            crashed: VecDeque::new(),
+            attentive: false,
             spent: Vec::new(),
             random,
             next_commit: None,
@@ -238,6 +258,7 @@ impl<R, C> Engine<R, C> {
         if partition.commit_is_due() {
             self.next_commit = Some(self.now);
         }
+        self.attentive |= partition.suspects.needs_attention();
         self.partitions[slot as usize] = Some(partition);
         owner
     }
@@ -273,6 +294,7 @@ impl<R, C> Engine<R, C> {
         let last = self.status(owner)?;
         self.schedule.forget(owner);
         self.given_up.retain(|given_up| given_up.owner != owner);
+        self.crashed.retain(|crashed| crashed.owner != owner);
         let partition = self.partitions[owner.slot as usize]
             .take()
             .expect("its status was read just now");
@@ -329,7 +351,13 @@ impl<R, C> Engine<R, C> {
         let least = usize::from(partition.bytes == 0);
         // What a partition's records weigh is learned from the first ones: few of them, then more.
         let read = READ.min(FIRST_READ + partition.counts.received as usize);
-        let room = partition.window.room().min(read).min(left.max(least));
+        let careful = partition.suspects.room(&partition.window);
+        let room = partition
+            .window
+            .room()
+            .min(read)
+            .min(left.max(least))
+            .min(careful);
         if partition.commits_first() {
             // What a crash can lose: as little as keeps the handlers busy.
             let ahead = 2 * self.config.concurrency.max(FIRST_READ);
@@ -392,6 +420,7 @@ impl<R, C> Engine<R, C> {
                 partition.lanes.release(waiting.lane);
             }
         }
+        self.attend_to_suspects();
     }
 
     /// When [`advance`](Self::advance) has something to do without any other event.
@@ -399,7 +428,12 @@ impl<R, C> Engine<R, C> {
         let commit = self
             .next_commit
             .filter(|_| self.commit_in_flight.is_none() && !self.hold_commits);
-        [self.schedule.next_due(), commit]
+        let partitions = self.partitions.iter().flatten();
+        let held_until = partitions
+            .filter(|_| self.attentive)
+            .filter_map(|partition| partition.suspects.held_until())
+            .min();
+        [self.schedule.next_due(), commit, held_until]
             .into_iter()
             .flatten()
             .min()
@@ -409,6 +443,7 @@ impl<R, C> Engine<R, C> {
 
     /// The next batch for the executors, from the partition whose turn it is.
     pub(crate) fn next_batch(&mut self) -> Option<Batch<R>> {
+        self.attend_to_suspects();
         let allowed = (self.config.concurrency + self.pace.ahead()).saturating_sub(self.turns_out);
         if allowed == 0 {
             return None;
@@ -422,20 +457,110 @@ impl<R, C> Engine<R, C> {
             if partition.paused || !partition.goes_on() || !partition.lanes.is_ready() {
                 continue;
             }
-            self.next_partition = (at + 1) % count;
             // While permits are short, no partition takes the whole stock in one go.
-            let turns = if allowed > 2 * count {
+            let mut turns = if allowed > 2 * count {
                 (allowed / count).max(1)
             } else {
                 1
             };
+            let mut length = self.pace.turn();
+            match self.pass(at) {
+                Pass::Freely => {}
+                Pass::Alone => (turns, length) = (1, 1),
+                Pass::Held | Pass::Crashed(_) => continue,
+            }
+            self.next_partition = (at + 1) % count;
+            let partition = self.partitions[at].as_mut()?;
             let buffer = self.spent.pop().unwrap_or_default();
-            let (batch, taken) =
-                partition.take_batch(turns.min(BATCH), self.pace.turn(), self.now, buffer);
+            let (batch, taken) = partition.take_batch(turns.min(BATCH), length, self.now, buffer);
             self.turns_out += taken;
             return Some(batch);
         }
         None
+    }
+
+    /// Whether the partition at this place may hand over its next record. What may not be run any more is taken out.
+    #[inline]
+    fn pass(&mut self, at: usize) -> Pass {
+        let now = self.now;
+        loop {
+            let suspect = |partition: &Partition<R>| partition.suspects.is_any();
+            let alone_is_free = !self.partitions[at].as_ref().is_some_and(suspect)
+                || !self
+                    .partitions
+                    .iter()
+                    .enumerate()
+                    .any(|(other, partition)| {
+                        let noted = |partition: &Partition<R>| partition.suspects.may_be_noted();
+                        other != at && partition.as_ref().is_some_and(noted)
+                    });
+            let Some(partition) = &mut self.partitions[at] else {
+                return Pass::Held;
+            };
+            match partition.pass(alone_is_free, now) {
+                Pass::Crashed(deaths) => self.give_up_crashed(at, deaths),
+                Pass::Held => {
+                    self.attentive = true;
+                    self.press(at);
+                    return Pass::Held;
+                }
+                pass => return pass,
+            }
+        }
+    }
+
+    /// The next record is given up; what stands behind it in its lane waits until that is settled.
+    fn give_up_crashed(&mut self, at: usize, deaths: u32) {
+        let Some(partition) = &mut self.partitions[at] else {
+            return;
+        };
+        let (batch, _) = partition.take_batch(1, 1, self.now, Vec::new());
+        for job in batch.jobs {
+            partition.lanes.hold(job.lane);
+            partition.report(job.lane);
+            partition.not_started(job.seq);
+            partition.given_up += 1;
+            self.crashed.push_back(Crashed {
+                owner: batch.owner,
+                seq: job.seq,
+                lane: job.lane,
+                record: job.record,
+                deaths,
+            });
+        }
+    }
+
+    /// The next record under which the process has died as often as it may.
+    pub(crate) fn next_crashed(&mut self) -> Option<Crashed<R>> {
+        self.crashed.pop_front()
+    }
+
+    /// Records of suspect partitions wait for commits: those are sent as soon as they say something new.
+    fn attend_to_suspects(&mut self) {
+        if !self.attentive {
+            return;
+        }
+        self.attentive = false;
+        for at in 0..self.partitions.len() {
+            let Some(partition) = &mut self.partitions[at] else {
+                continue;
+            };
+            if partition.suspects.needs_attention() {
+                partition.attend_to_suspects(self.now);
+                self.attentive = true;
+                self.press(at);
+            }
+        }
+    }
+
+    fn press(&mut self, at: usize) {
+        let now = self.now;
+        let due = |partition: &Partition<R>| {
+            partition.commit_is_due() && partition.committed.may_send(now)
+        };
+        if self.commit_in_flight.is_none() && self.partitions[at].as_ref().is_some_and(due) {
+            self.next_commit = Some(now);
+        }
     }
 
     /// Gives back the empty buffer of a batch.
@@ -630,7 +755,7 @@ impl<R, C> Engine<R, C> {
         };
         let entries: Vec<_> = chosen
             .into_iter()
-            .filter_map(Partition::commit_entry)
+            .filter_map(|partition| partition.commit_entry(false))
             .collect();
         if entries.is_empty() {
             let pending = self
@@ -651,9 +776,10 @@ impl<R, C> Engine<R, C> {
         if self.commit_in_flight.is_some() {
             return None;
         }
-        if !again {
-            for owner in owners {
-                if let Some(partition) = self.partition_mut(*owner) {
+        for owner in owners {
+            if let Some(partition) = self.partition_mut(*owner) {
+                partition.hand_over();
+                if !again {
                     partition.committed.begin_last();
                 }
             }
@@ -667,7 +793,7 @@ impl<R, C> Engine<R, C> {
             .filter(|Partition { committed, .. }| {
                 !again || committed.is_doubtful() || retry_is_due(committed.last_retry())
             })
-            .filter_map(Partition::commit_entry)
+            .filter_map(|partition| partition.commit_entry(true))
             .take(if again { 1 } else { usize::MAX })
             .collect();
         (!entries.is_empty()).then(|| self.send_commit(entries))
@@ -735,10 +861,7 @@ impl<R, C> Engine<R, C> {
                 continue;
             };
             match too_long {
-                _ if !refused => {
-                    partition.committed.accepted(entry.offset, entry.version);
-                    partition.release(entry.offset);
-                }
+                _ if !refused => partition.accepted(entry),
                 Some(length) => partition.shrink_metadata(length),
                 None if doubtful => partition.committed.isolate(),
                 None => partition.committed.failed(now, rejoining),

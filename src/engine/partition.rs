@@ -12,6 +12,7 @@ use super::{
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
     snapshot::{self, FinishedAbove, Identity, Inherited},
     staged::{Guarantee, Staged},
+    suspects::{Pass, Suspects},
     window::{Finish, Window},
 };
 
@@ -142,6 +143,7 @@ pub(crate) struct Partition<R> {
     /// By `seq % len`, as long as the window's span at least.
     slots: Vec<Slot>,
     failing: HashMap<u64, Failing>,
+    pub(super) suspects: Suspects,
     /// Moving average of record sizes.
     size: usize,
     /// Moves with every finished record: what the broker has not seen yet is a commit to send.
@@ -158,6 +160,9 @@ impl<R> Partition<R> {
         committed: Option<i64>,
         inherited: Inherited,
     ) -> Self {
+        // The note of a process that died is taken back first of all: it would count again for what kills this one.
+        let noted = inherited.marks.running.is_some() && config.crash_limit.is_some();
+        let moved = start.is_some() && start != committed;
         Self {
             owner,
             state: State::Running,
@@ -177,8 +182,17 @@ impl<R> Partition<R> {
             metadata_limit: snapshot::LIMIT,
             slots: Vec::new(),
             failing: HashMap::new(),
+            suspects: Suspects::new(
+                // What was committed before it was handled does not come again, whatever it does to the process.
+                config
+                    .crash_limit
+                    .filter(|_| config.guarantee == Guarantee::AtLeastOnce),
+                config.concurrency,
+                config.window,
+                inherited.marks,
+            ),
             size: FIRST_SIZE,
-            version: u64::from(start.is_some() && start != committed),
+            version: u64::from(moved || noted),
             began: None,
             ordering: config.ordering,
         }
@@ -442,7 +456,35 @@ impl<R> Partition<R> {
         self.committed.doubt();
     }
 
-    pub fn commit_entry(&self) -> Option<CommitEntry> {
+    /// Whether the next record may be handed over.
+    pub(super) fn pass(&mut self, alone_is_free: bool, now: Instant) -> Pass {
+        let Some(next) = self.lanes.peek() else {
+            return Pass::Held;
+        };
+        let (window, version) = (&self.window, &mut self.version);
+        self.suspects
+            .pass(next, window, alone_is_free, now, version)
+    }
+
+    pub(super) fn attend_to_suspects(&mut self, now: Instant) {
+        let reads = self.state == State::Running && !self.paused;
+        let (window, version) = (&self.window, &mut self.version);
+        self.suspects.attend(window, self.out, reads, now, version);
+    }
+
+    pub(super) fn accepted(&mut self, commit: &CommitEntry) {
+        self.committed.accepted(commit.offset, commit.version);
+        self.suspects.accepted(commit, &mut self.version);
+        self.release(commit.offset);
+    }
+
+    /// It is given away in order: the last commit takes back what was marked in case of the process's death.
+    pub(super) fn hand_over(&mut self) {
+        self.version += u64::from(self.suspects.hand_over());
+    }
+
+    /// `last`: the one with which the partition is handed over.
+    pub fn commit_entry(&self, last: bool) -> Option<CommitEntry> {
         if self.staged.is_some() {
             return Some(CommitEntry {
                 owner: self.owner,
@@ -450,15 +492,19 @@ impl<R> Partition<R> {
                 metadata: String::new(),
                 cut: 0,
                 version: self.version,
+                passed: 0,
+                noted: false,
             });
         }
         let offset = self.window.committable()?;
         // Inherited ranges above the position stay in every commit: the next restart may come before they are passed.
         let position = self.window.position().unwrap_or(offset);
         let finished = self.window.finished_ranges();
+        let marks = self.suspects.marks(offset, last);
         let snapshot = snapshot::encode(
             self.identity,
             offset,
+            &marks,
             finished.chain(self.inherited.from(position)),
             self.metadata_limit,
         );
@@ -473,6 +519,8 @@ impl<R> Partition<R> {
             metadata: snapshot.text,
             cut,
             version: self.version,
+            passed: self.window.passed(),
+            noted: marks.running.is_some(),
         })
     }
 

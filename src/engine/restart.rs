@@ -25,6 +25,7 @@ fn config(ordering: Ordering) -> Config {
         max_bytes: usize::MAX,
         retry: Retry::exponential(TICK, TICK).max_attempts(5).into(),
         commit_interval: TICK,
+        crash_limit: None,
         seed: 7,
     }
 }
@@ -52,14 +53,10 @@ struct Kept {
 
 impl Life {
     fn begin(kept: &Kept, ordering: Ordering) -> Self {
-        let finished = snapshot::decode(kept.metadata.as_bytes(), identity(), kept.offset)
+        let inherited = snapshot::decode(kept.metadata.as_bytes(), identity(), kept.offset)
             .expect("it stands where it was written");
         let now = Instant::now();
         let mut engine = Engine::new(config(ordering), now);
-        let inherited = Inherited {
-            identity: identity(),
-            finished,
-        };
         let owner = engine.assign(Some(kept.offset), Some(kept.offset), inherited);
         Self {
             engine,
@@ -138,6 +135,7 @@ impl Life {
 fn ranges(entry: &CommitEntry) -> Vec<Range<i64>> {
     snapshot::decode(entry.metadata.as_bytes(), identity(), entry.offset)
         .expect("it was just written")
+        .finished
         .from(0)
         .collect()
 }

@@ -3,10 +3,13 @@
 //! A committed offset says only where the unfinished records begin. Its metadata says which of the later ones are
 //! finished already, so that the partition's next owner does not hand them out again. It holds, in printable ASCII:
 //!
-//! - `rc` and the format's version, one digit;
+//! - `rc` and the format's version, one digit: 2 with marks, 1 without;
 //! - in base 85: a checksum of the rest; a hash of where it belongs (cluster, group, topic, partition); the offset that
-//!   it stands beside; which of two forms follows; and what is finished, in the form that is shorter: pairs of varints
-//!   (how far to the next range, how long it is), or a bitmap that begins at the committed offset.
+//!   it stands beside; the marks, if any; which of two forms follows; and what is finished, in the form that is shorter:
+//!   pairs of varints (how far to the next range, how long it is), or a bitmap that begins at the committed offset. With
+//!   marks, form and ranges may be missing.
+//!
+//! Marks stand before the ranges, so that a cut never costs them.
 //!
 //! Replication tools copy metadata to other clusters beside translated offsets, people copy it between groups, and
 //! anybody may write it. What does not match is refused: that repeats records, where believing it would lose some.
@@ -18,11 +21,16 @@ use std::ops::Range;
 pub const LIMIT: usize = 4096;
 
 const MAGIC: &str = "rc";
-const VERSION: char = '1';
-const PREFIX: usize = MAGIC.len() + VERSION.len_utf8();
+const PLAIN: char = '1';
+const MARKED: char = '2';
+const PREFIX: usize = MAGIC.len() + PLAIN.len_utf8();
 const CHECKSUM: usize = 4;
 const RANGES: u8 = 0;
 const BITMAP: u8 = 1;
+const DIRTY: u8 = 1;
+const RUNNING: u8 = 2;
+/// Records whose deaths are counted at a time: each death of a process adds one at most, and those at the limit leave.
+const MOST_DEATHS: usize = 16;
 
 /// Where a snapshot belongs: a hash of cluster id, group, topic and partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,11 +53,103 @@ impl Identity {
 }
 
 /// What a new ownership is told of those before it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Inherited {
     /// Goes into the snapshots of this ownership.
     pub identity: Identity,
     pub finished: FinishedAbove,
+    pub marks: Marks,
+}
+
+/// What an ownership leaves in its commits in case that the process dies, see [`suspects`](super::suspects).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Marks {
+    /// Records are with handlers, any number at a time.
+    pub dirty: bool,
+    /// So many records are to run alone. Beside `dirty`: they would have to, should the process die now.
+    pub alone: u32,
+    /// And so many behind those are to be handed out carefully.
+    pub careful: u32,
+    /// The record that runs alone.
+    pub running: Option<i64>,
+    /// Of records that have not finished, ascending.
+    pub deaths: Vec<Deaths>,
+}
+
+/// How often the process has died while this record ran alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deaths {
+    pub offset: i64,
+    pub count: u32,
+}
+
+impl Marks {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub fn count_death(&mut self, offset: i64) {
+        match self.deaths.binary_search_by_key(&offset, |it| it.offset) {
+            Ok(at) => self.deaths[at].count = self.deaths[at].count.saturating_add(1),
+            Err(at) if self.deaths.len() < MOST_DEATHS => {
+                self.deaths.insert(at, Deaths { offset, count: 1 });
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// As an orderly end would have left it: the process that had written it has not died.
+    pub fn of_a_living_process(mut self) -> Self {
+        if std::mem::take(&mut self.dirty) {
+            self.alone = 0;
+        }
+        self.running = None;
+        self
+    }
+
+    fn write(&self, committed: i64, bytes: &mut Vec<u8>) {
+        let running = self.running.map(|offset| offset - committed);
+        bytes.push(u8::from(self.dirty) * DIRTY + u8::from(running.is_some()) * RUNNING);
+        push_varint(bytes, self.alone.into());
+        push_varint(bytes, self.careful.into());
+        if let Some(running) = running {
+            push_varint(bytes, running as u64);
+        }
+        push_varint(bytes, self.deaths.len() as u64);
+        for deaths in &self.deaths {
+            push_varint(bytes, (deaths.offset - committed) as u64);
+            push_varint(bytes, deaths.count.into());
+        }
+    }
+
+    fn read(committed: i64, bytes: &mut &[u8]) -> Result<Self, SnapshotError> {
+        const BEYOND: SnapshotError = SnapshotError::Damaged("a mark lies beyond all offsets");
+        const WRONG: SnapshotError = SnapshotError::Damaged("its marks make no sense");
+        let count = |bytes: &mut &[u8]| u32::try_from(take_offset(bytes)?).map_err(|_| WRONG);
+        let offset = |bytes: &mut &[u8]| committed.checked_add(take_offset(bytes)?).ok_or(BEYOND);
+        let flags = bytes.split_off_first().copied().ok_or(WRONG)?;
+        if flags & !(DIRTY | RUNNING) != 0 {
+            return Err(WRONG);
+        }
+        let mut marks = Self {
+            dirty: flags & DIRTY != 0,
+            alone: count(bytes)?,
+            careful: count(bytes)?,
+            ..Self::default()
+        };
+        if flags & RUNNING != 0 {
+            marks.running = Some(offset(bytes)?);
+        }
+        for _ in 0..count(bytes)? {
+            let (offset, count) = (offset(bytes)?, count(bytes)?);
+            let ascends = marks.deaths.last().is_none_or(|last| last.offset < offset);
+            if !ascends || marks.deaths.len() == MOST_DEATHS {
+                return Err(WRONG);
+            }
+            marks.deaths.push(Deaths { offset, count });
+        }
+        Ok(marks)
+    }
 }
 
 /// A snapshot as it goes into a commit.
@@ -66,7 +166,7 @@ pub struct Snapshot {
 pub enum SnapshotError {
     #[error("it was not written by this library")]
     Foreign,
-    #[error("its format has version {0}, and this library reads version 1")]
+    #[error("its format has version {0}, and this library reads versions 1 and 2")]
     Version(char),
     #[error("it has {0} characters, and there are never more than {LIMIT}")]
     TooLong(usize),
@@ -83,25 +183,34 @@ pub enum SnapshotError {
     OffsetMoved { written: i64, beside: i64 },
 }
 
-/// Writes down what is `finished` (ascending) at or above the `committed` offset, in at most `limit` characters. What
+/// Writes down the `marks` and what is `finished` (ascending) at or above the `committed` offset, in at most `limit` characters. What
 /// does not fit is cut from the far end. Costs a step a range, and stops where both forms are full.
 pub fn encode(
     identity: Identity,
     committed: i64,
+    marks: &Marks,
     finished: impl Iterator<Item = Range<i64>>,
     limit: usize,
 ) -> Snapshot {
     let mut finished = joined(finished).peekable();
-    let Some(first) = finished.peek().map(|range| range.start) else {
+    let first = finished.peek().map(|range| range.start);
+    if first.is_none() && marks.is_empty() {
         return Snapshot::default();
-    };
+    }
     let mut head = identity.0.to_vec();
     push_varint(&mut head, committed as u64);
+    let version = match marks.is_empty() {
+        true => PLAIN,
+        false => MARKED,
+    };
+    if version == MARKED {
+        marks.write(committed, &mut head);
+    }
     let room = bytes_in(limit.min(LIMIT).saturating_sub(PREFIX));
     let Some(room) = room.checked_sub(CHECKSUM + head.len() + 1) else {
         return Snapshot {
             text: String::new(),
-            cut: Some(first),
+            cut: first,
         };
     };
     let mut ranges = RangesForm::new(committed, room);
@@ -120,16 +229,17 @@ pub fn encode(
         (Some(a), Some(b)) if a < b => (BITMAP, bitmap.bytes, Some(b)),
         (Some(a), Some(_)) => (RANGES, ranges.bytes, Some(a)),
     };
-    if data.is_empty() {
+    if !data.is_empty() {
+        head.push(form);
+        head.extend(data);
+    } else if version == PLAIN {
         return Snapshot {
             text: String::new(),
             cut,
         };
     }
-    head.push(form);
-    head.extend(data);
     Snapshot {
-        text: seal(&head),
+        text: seal(version, &head),
         cut,
     }
 }
@@ -139,13 +249,12 @@ pub fn encode(
 /// # Errors
 ///
 /// On anything else. No input makes it panic, or use more than some hundred bytes for each of its own.
-pub fn decode(
-    text: &[u8],
-    identity: Identity,
-    committed: i64,
-) -> Result<FinishedAbove, SnapshotError> {
+pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherited, SnapshotError> {
     if text.is_empty() {
-        return Ok(FinishedAbove::default());
+        return Ok(Inherited {
+            identity,
+            ..Inherited::default()
+        });
     }
     if text.len() > LIMIT {
         return Err(SnapshotError::TooLong(text.len()));
@@ -157,8 +266,9 @@ pub fn decode(
         .split_first()
         .filter(|(version, _)| version.is_ascii_digit())
         .ok_or(SnapshotError::Foreign)?;
-    if char::from(*version) != VERSION {
-        return Err(SnapshotError::Version((*version).into()));
+    let version = char::from(*version);
+    if version != PLAIN && version != MARKED {
+        return Err(SnapshotError::Version(version));
     }
     let body = unseal(body)?;
     let short = SnapshotError::Damaged("it is too short");
@@ -173,13 +283,22 @@ pub fn decode(
             beside: committed,
         });
     }
-    let (form, data) = data.split_first().ok_or(short)?;
-    let ranges = match *form {
-        RANGES => read_ranges(committed, data)?,
-        BITMAP => read_bitmap(committed, data)?,
-        _ => return Err(SnapshotError::Damaged("its form is not known")),
+    let marks = match version {
+        MARKED => Marks::read(committed, &mut data)?,
+        _ => Marks::default(),
     };
-    Ok(FinishedAbove { ranges, passed: 0 })
+    let ranges = match data.split_first() {
+        Some((&RANGES, data)) => read_ranges(committed, data)?,
+        Some((&BITMAP, data)) => read_bitmap(committed, data)?,
+        Some(_) => return Err(SnapshotError::Damaged("its form is not known")),
+        None if version == MARKED => Vec::new(),
+        None => return Err(short),
+    };
+    Ok(Inherited {
+        identity,
+        finished: FinishedAbove { ranges, passed: 0 },
+        marks,
+    })
 }
 
 /// Metadata with a right checksum around any content, as somebody who knows the format could forge it.
@@ -189,7 +308,7 @@ pub fn forge(identity: Identity, committed: u64, form: u8, data: &[u8]) -> Strin
     push_varint(&mut body, committed);
     body.push(form);
     body.extend(data);
-    seal(&body)
+    seal(PLAIN, &body)
 }
 
 /// Offsets that an earlier owner finished, as ascending ranges that do not touch. Asked from low to high.
@@ -353,11 +472,11 @@ fn read_bitmap(committed: i64, data: &[u8]) -> Result<Vec<Range<i64>>, SnapshotE
 }
 
 /// Puts prefix and checksum before the bytes and makes text of them.
-fn seal(body: &[u8]) -> String {
+fn seal(version: char, body: &[u8]) -> String {
     let mut bytes = checksum(body).to_vec();
     bytes.extend(body);
     let mut text = String::from(MAGIC);
-    text.push(VERSION);
+    text.push(version);
     for group in bytes.chunks(4) {
         let mut word = [0; 4];
         word[..group.len()].copy_from_slice(group);
@@ -478,11 +597,15 @@ mod tests {
     }
 
     fn written(committed: i64, finished: &[Range<i64>], limit: usize) -> Snapshot {
-        encode(here(), committed, finished.iter().cloned(), limit)
+        marked(committed, &Marks::default(), finished, limit)
+    }
+
+    fn marked(committed: i64, marks: &Marks, finished: &[Range<i64>], limit: usize) -> Snapshot {
+        encode(here(), committed, marks, finished.iter().cloned(), limit)
     }
 
     fn read(text: &str, committed: i64) -> Result<Vec<Range<i64>>, SnapshotError> {
-        decode(text.as_bytes(), here(), committed).map(|finished| finished.ranges)
+        decode(text.as_bytes(), here(), committed).map(|read| read.finished.ranges)
     }
 
     fn forged(committed: u64, form: u8, data: &[u8]) -> String {
@@ -588,8 +711,8 @@ mod tests {
         ] {
             let elsewhere = Identity::new(cluster, group, topic, partition);
             assert_eq!(
-                decode(text.as_bytes(), elsewhere, 5),
-                Err(SnapshotError::Elsewhere),
+                decode(text.as_bytes(), elsewhere, 5).err(),
+                Some(SnapshotError::Elsewhere),
                 "{cluster}/{group}/{topic}/{partition}"
             );
         }
@@ -609,11 +732,11 @@ mod tests {
             assert_eq!(read(foreign, 5), Err(SnapshotError::Foreign), "{foreign}");
         }
         assert_eq!(
-            decode(b"\xff\xfe", here(), 5),
-            Err(SnapshotError::Foreign),
+            decode(b"\xff\xfe", here(), 5).err(),
+            Some(SnapshotError::Foreign),
             "not even text"
         );
-        assert_eq!(read("rc2abc", 5), Err(SnapshotError::Version('2')));
+        assert_eq!(read("rc3abc", 5), Err(SnapshotError::Version('3')));
         let long = format!("rc1{}", "!".repeat(LIMIT));
         assert_eq!(read(&long, 5), Err(SnapshotError::TooLong(LIMIT + 3)));
         assert!(matches!(read("rc1", 5), Err(SnapshotError::Damaged(_))));
@@ -667,6 +790,113 @@ mod tests {
         assert_eq!(finished, FinishedAbove::default(), "passed, and let go");
     }
 
+    fn some_marks(committed: i64) -> Marks {
+        let deaths = |offset, count| Deaths { offset, count };
+        Marks {
+            dirty: true,
+            alone: 64,
+            careful: 16_384,
+            running: Some(committed + 3),
+            deaths: vec![deaths(committed + 3, 2), deaths(committed + 900, u32::MAX)],
+        }
+    }
+
+    #[test]
+    fn marks_are_read_back_with_ranges_and_without() {
+        for marks in [
+            some_marks(5),
+            Marks {
+                dirty: true,
+                ..Marks::default()
+            },
+            Marks {
+                running: Some(5),
+                ..Marks::default()
+            },
+        ] {
+            for finished in [vec![], vec![6..8, 20..21], alternate(7, 3_000)] {
+                let text = marked(5, &marks, &finished, LIMIT).text;
+                let read = decode(text.as_bytes(), here(), 5).expect("it was just written");
+                assert_eq!(
+                    (read.marks, read.finished.ranges),
+                    (marks.clone(), finished)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_mark_of_an_ownership_that_has_just_begun_is_short() {
+        let dirty = Marks {
+            dirty: true,
+            ..Marks::default()
+        };
+        assert!(marked(1 << 40, &dirty, &[], LIMIT).text.len() < 35);
+    }
+
+    #[test]
+    fn a_cut_costs_ranges_and_never_marks() {
+        let marks = some_marks(0);
+        for limit in 45..400 {
+            let snapshot = marked(0, &marks, &alternate(1, 3_000), limit);
+            assert!(snapshot.text.len() <= limit && snapshot.cut.is_some());
+            let read = decode(snapshot.text.as_bytes(), here(), 0).expect("it was just written");
+            assert_eq!(read.marks, marks, "{limit}");
+        }
+        let nothing = marked(0, &marks, &[], 20);
+        assert_eq!(nothing.text, "", "there is no room even for them");
+    }
+
+    #[test]
+    fn what_was_written_before_there_were_marks_is_still_read() {
+        let text = written(5, &[7..9], LIMIT).text;
+        assert!(text.starts_with("rc1"));
+        assert!(
+            marked(5, &some_marks(5), &[7..9], LIMIT)
+                .text
+                .starts_with("rc2")
+        );
+        // As the first version of this library wrote it.
+        let old = "rc1izbb_z~t<iGzu4{(q";
+        assert_eq!(text, old);
+        assert_eq!(read(old, 5), Ok(vec![7..9]));
+    }
+
+    // T11
+    #[test]
+    fn forged_marks_are_refused() {
+        let forged = |marks: &[u8]| {
+            let mut body = here().0.to_vec();
+            push_varint(&mut body, 5);
+            body.extend(marks);
+            decode(seal(MARKED, &body).as_bytes(), here(), 5)
+        };
+        let deaths_of_one_record = [1, 0, 0, 2, 7, 1, 7, 1];
+        let mut too_many = vec![1, 0, 0, 40];
+        (0..40).for_each(|n| too_many.extend([n, 1]));
+        let mut beyond = vec![2, 0, 0];
+        push_varint(&mut beyond, i64::MAX as u64);
+        let mut huge = vec![1];
+        push_varint(&mut huge, u64::from(u32::MAX) + 1);
+        huge.extend([0, 0]);
+        for marks in [
+            &[][..],
+            &[4, 0, 0, 0],
+            &[1, 0],
+            &deaths_of_one_record,
+            &too_many,
+            &beyond,
+            &huge,
+        ] {
+            let outcome = forged(marks);
+            assert!(
+                matches!(outcome, Err(SnapshotError::Damaged(_))),
+                "{marks:?}: {outcome:?}"
+            );
+        }
+        assert!(forged(&[1, 0, 0, 0]).is_ok());
+    }
+
     fn finished_from(committed: i64) -> impl Strategy<Value = Vec<Range<i64>>> {
         let gap = prop_oneof![8 => 1..4i64, 2 => 1..300i64, 1 => 1..1_000_000_000i64];
         let length = prop_oneof![8 => 1..3i64, 2 => 1..200i64, 1 => 1..100_000i64];
@@ -714,6 +944,10 @@ mod tests {
         ) {
             let _ = decode(&text, here(), committed);
             let _ = decode(&[b"rc1", text.as_slice()].concat(), here(), committed);
+            let mut body = here().0.to_vec();
+            push_varint(&mut body, committed as u64);
+            body.extend(&text);
+            let _ = decode(seal(MARKED, &body).as_bytes(), here(), committed);
         }
 
         #[test]

@@ -74,6 +74,16 @@ impl Window {
         (self.next - self.base) as usize
     }
 
+    /// Sequence of the next record, and so how many there have been.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.next
+    }
+
+    /// How many records from the first on are finished.
+    pub(crate) fn passed(&self) -> u64 {
+        self.base
+    }
+
     /// Finished records that wait behind an unfinished one.
     #[inline]
     pub(crate) fn held(&self) -> usize {
@@ -200,6 +210,23 @@ impl Window {
 
     /// How many records are finished at this offset and above it, behind an unfinished one.
     pub fn finished_from(&self, offset: i64) -> usize {
+        let mut from = self.first_from(offset);
+        let mut count = 0;
+        while from < self.next {
+            count += (self.word(from) >> (from % WORD)).count_ones() as usize;
+            from += WORD - from % WORD;
+        }
+        count
+    }
+
+    /// Whether the record with this offset was delivered and has not finished.
+    pub(crate) fn is_unfinished(&self, offset: i64) -> bool {
+        let seq = self.first_from(offset);
+        self.offset(seq) == Some(offset) && self.is_open(seq)
+    }
+
+    /// The first sequence in the window whose offset is this one or a higher one.
+    fn first_from(&self, offset: i64) -> u64 {
         let (mut from, mut to) = (self.base, self.next);
         while from < to {
             let middle = from + (to - from) / 2;
@@ -209,12 +236,7 @@ impl Window {
                 to = middle;
             }
         }
-        let mut count = 0;
-        while from < self.next {
-            count += (self.word(from) >> (from % WORD)).count_ones() as usize;
-            from += WORD - from % WORD;
-        }
-        count
+        from
     }
 
     #[cold]

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     consumer::{RunErrorKind, StartPolicy},
-    engine::{Identity, Inherited, decode_snapshot},
+    engine::{Identity, Inherited, Marks, decode_snapshot},
     execute::Fence,
     record::Source,
 };
@@ -168,14 +168,20 @@ impl Pump {
 
     fn inherited(&mut self, topic: &Arc<str>, partition: i32, position: &Position) -> Inherited {
         let identity = Identity::new(&self.cluster_id, &self.settings.group, topic, partition);
+        let written = decode_snapshot(&position.metadata, identity, position.start);
         if let Some((committed, finished)) = self.remembered.remove(&(Arc::clone(topic), partition))
             && position.committed.is_some_and(|now| now >= committed)
         {
             // What we finished before we lost it is finished, whatever has been committed since: by us, in a commit
             // whose answer we did not see, or by another owner.
-            return Inherited { identity, finished };
+            let marks = written.map(|written| written.marks.of_a_living_process());
+            return Inherited {
+                identity,
+                finished,
+                marks: marks.unwrap_or_default(),
+            };
         }
-        let finished = decode_snapshot(&position.metadata, identity, position.start)
+        let inherited = written
             .inspect_err(|error| {
                 tracing::warn!(
                     %topic,
@@ -185,8 +191,14 @@ impl Pump {
                      were finished already may be handled again"
                 );
             })
-            .unwrap_or_default();
-        Inherited { identity, finished }
+            .unwrap_or_else(|_| Inherited {
+                identity,
+                ..Inherited::default()
+            });
+        if self.settings.engine.crash_limit.is_some() {
+            tell_of_suspects(topic, partition, position.committed, &inherited.marks);
+        }
+        inherited
     }
 
     /// Asks the brokers until they answer or the callback has taken all the time that it may.
@@ -362,6 +374,29 @@ impl Pump {
         if let Err(error) = answered {
             tracing::warn!(%error, "the client did not accept that partitions are gone");
         }
+    }
+}
+
+fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: &Marks) {
+    if let Some(offset) = marks.running {
+        let before = marks.deaths.iter().find(|deaths| deaths.offset == offset);
+        let deaths = before.map_or(1, |before| before.count.saturating_add(1));
+        tracing::error!(
+            topic,
+            partition,
+            offset,
+            deaths,
+            "the process that had this partition died while this record ran alone; see what it does to its handler"
+        );
+    } else if marks.dirty {
+        let alone = marks.alone;
+        tracing::warn!(
+            topic,
+            partition,
+            committed,
+            alone,
+            "the process that had this partition died, and one of the records from here on may have killed it: they              are handled few at a time, and one at a time should it die again"
+        );
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
 impl Pump {
     pub(super) fn give_up(&mut self) -> bool {
         let mut any = false;
-        while let Some(given_up) = self.engine.next_given_up() {
+        while let Some(given_up) = self.next_given_up() {
             any = true;
             match self.dead_letter_topic(&given_up) {
                 Some(topic) => self.dead_letter(topic, given_up),
@@ -25,6 +25,28 @@ impl Pump {
             }
         }
         any
+    }
+
+    fn next_given_up(&mut self) -> Option<GivenUp<Record, Cause>> {
+        let Some(crashed) = self.engine.next_crashed() else {
+            return self.engine.next_given_up();
+        };
+        let message = match crashed.deaths {
+            1 => "the process died while this record ran alone".into(),
+            deaths => format!("the process died {deaths} times while this record ran alone"),
+        };
+        Some(GivenUp {
+            owner: crashed.owner,
+            seq: crashed.seq,
+            lane: crashed.lane,
+            record: crashed.record,
+            attempts: crashed.deaths,
+            cause: Cause {
+                kind: FailureKind::Crashed,
+                message,
+                dead_letter_topic: None,
+            },
+        })
     }
 
     /// Where this record goes: where the classifier wants it, or else to the consumer's own dead-letter topic.

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod commits;
+mod crashes;
 mod model;
 mod order;
 mod ownership;
@@ -57,6 +58,7 @@ impl World {
             max_bytes: 1 << 30,
             retry: Arc::new(Retry::fixed(ms(100)).max_attempts(3)),
             commit_interval: SECOND,
+            crash_limit: None,
             seed: 7,
         };
         set(&mut config);

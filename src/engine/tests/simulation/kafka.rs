@@ -9,7 +9,6 @@ use std::{
 use super::{Record, Setup, random::Random};
 use crate::engine::{
     CommitEntry, CommitResult, Identity, Inherited, Ordering, Outcome, decode_snapshot,
-    snapshot::FinishedAbove,
 };
 
 /// How a record's handler takes it.
@@ -404,16 +403,16 @@ impl Kafka {
             .committed
             .as_ref()
             .filter(|committed| committed.epoch == log.epoch);
-        let finished = committed.map_or_else(FinishedAbove::default, |committed| {
-            decode_snapshot(committed.metadata.as_bytes(), identity, committed.offset)
-                .unwrap_or_default()
+        let nothing = || Inherited {
+            identity,
+            ..Inherited::default()
+        };
+        let inherited = committed.and_then(|committed| {
+            decode_snapshot(committed.metadata.as_bytes(), identity, committed.offset).ok()
         });
+        let inherited = inherited.unwrap_or_else(nothing);
         let committed = committed.map(|committed| committed.offset);
-        (
-            committed.unwrap_or(0),
-            committed,
-            Inherited { identity, finished },
-        )
+        (committed.unwrap_or(0), committed, inherited)
     }
 
     pub(super) fn begin_tenure(&mut self, process: u32, partition: usize) -> usize {
@@ -731,7 +730,7 @@ impl Kafka {
         .expect("a snapshot is read where it was written");
         let mut rewound = false;
         for entry in &mut log.entries {
-            let covers = entry.offset < commit.offset || above.contains(entry.offset);
+            let covers = entry.offset < commit.offset || above.finished.contains(entry.offset);
             if covers {
                 assert!(
                     !entry.finished_in.is_empty(),

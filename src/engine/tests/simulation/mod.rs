@@ -79,6 +79,7 @@ impl Setup {
             .max_attempts(random.within(2..5) as u32);
         let engine = Config {
             guarantee: crate::Guarantee::AtLeastOnce,
+            crash_limit: None,
             ordering: random.pick(&[Ordering::Unordered, Ordering::ByKey, Ordering::ByPartition]),
             concurrency: random.pick(&[1, 2, 5, 20, 100]),
             window: random.pick(&[1, 7, 16, 64, 300, 2048]),
