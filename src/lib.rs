@@ -155,7 +155,7 @@
 //! | `libz`, `zstd` | gzip and zstd; on by default |
 //! | `ssl`, `ssl-vendored` | TLS, SASL SCRAM and OAUTHBEARER; the system's OpenSSL, or one built along. SASL PLAIN is always there |
 //! | `gssapi`, `gssapi-vendored` | Kerberos; the system's Cyrus SASL, or one built along. `sasl` is the same as `gssapi` |
-//! | `curl` | with `ssl`: OAUTHBEARER with OIDC |
+//! | `curl` | with `ssl`, and libcurl's headers installed: OAUTHBEARER with OIDC |
 //! | `cmake-build`, `dynamic-linking` | how librdkafka is built, or found |
 //! | `anyhow` | a classifier sees the concrete error inside an `anyhow::Error` |
 //!
