@@ -3,7 +3,7 @@
 mod common;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::atomic::{AtomicUsize, Ordering as Atomic},
     time::{Duration, Instant, SystemTime},
 };
@@ -905,4 +905,89 @@ async fn a_client_that_is_told_to_log_everything_does_not_hold_the_records_up() 
     tokio::task::block_in_place(|| all_committed(&cluster, &group, &topic));
     run.stop().await;
     assert_eq!(seen.len(), 100);
+}
+
+// D11b
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_are_ready_at_once_are_not_spawned_and_those_that_wait_are() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("ready", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(1_010));
+    let seen = Seen::<(bool, tokio::task::Id)>::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        let waits = message.offset() >= 1_000;
+        if waits {
+            tokio::time::sleep(millis(5)).await;
+        }
+        noted.note((waits, tokio::task::id()));
+        Ok(())
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered);
+    let run = Running::start(builder, handler);
+    all_committed(&cluster, &group, &topic);
+    run.stop().await;
+    let tasks = |waiting: bool| {
+        let seen = seen.all().into_iter();
+        let ids = seen
+            .filter(|(waits, _)| *waits == waiting)
+            .map(|(_, id)| id);
+        ids.collect::<HashSet<_>>().len()
+    };
+    let executors = tokio::runtime::Handle::current().metrics().num_workers();
+    assert!(
+        tasks(false) <= executors,
+        "1,000 records, {} tasks",
+        tasks(false)
+    );
+    assert_eq!(tasks(true), 10);
+}
+
+// R9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_has_one_deadline_commits_what_finished_and_tells_the_rest() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("deadline", 2, &[]), unique("group"));
+    cluster.produce(
+        &topic,
+        (0..300).map(|n| Record::value(n.to_string()).partition(n % 2)),
+    );
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note(message.offset());
+        // Of what runs when the end comes, partition 0 is done in time and partition 1 is not.
+        let hour = Duration::from_secs(3_600);
+        tokio::time::sleep(if message.partition() == 0 {
+            millis(700)
+        } else {
+            hour
+        })
+        .await;
+        Ok(())
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered)
+        .concurrency(100);
+    let run = Running::start(builder, handler);
+    until("a hundred to run", || seen.len() >= 100).await;
+    let began = Instant::now();
+    run.handle.shutdown_within(Duration::from_secs(3)).unwrap();
+    let report = run.ended().await.unwrap();
+    assert!(began.elapsed() < millis(3_500), "{:?}", began.elapsed());
+    assert!(report.abandoned > 0 && report.unstarted > 0, "{report:?}");
+    let started = seen.len() as u64;
+    assert_eq!(report.handled + report.abandoned, started);
+    let partition = |number| {
+        report
+            .partitions
+            .iter()
+            .find(|p| p.partition == number)
+            .unwrap()
+    };
+    assert_eq!(partition(0).committed, Some(report.handled as i64));
+    assert_eq!(partition(1).committed, Some(0));
 }
