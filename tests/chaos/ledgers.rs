@@ -1,0 +1,281 @@
+//! The processes, and what is done to them.
+
+use std::{
+    env,
+    fs::{self, File},
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{self, Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use reliable_consumer_testing::unique;
+
+use crate::{Chaos, Random, SESSION, Trouble, now};
+
+pub(crate) const FAIL_PERCENT: u32 = 5;
+const LEAST: usize = 2;
+const MOST: usize = 5;
+/// A shutdown awaits its last commit for 25 s while brokers are away, and then leaves the group.
+const LONGEST_EXIT: Duration = Duration::from_secs(40);
+/// While they are up a commit waits for one dead member at most.
+const CALM_EXIT: Duration = Duration::from_secs(10);
+
+/// One life of a process. Times are Unix milliseconds.
+pub(crate) struct Life {
+    process: Child,
+    pub(crate) ledger: PathBuf,
+    pub(crate) log: PathBuf,
+    pub(crate) killed: Option<u64>,
+    /// When it was told to end.
+    pub(crate) terminated: Option<u64>,
+    pub(crate) frozen: Vec<(u64, u64)>,
+    /// Bytes.
+    pub(crate) peak_memory: u64,
+}
+
+pub(crate) struct Ledgers {
+    /// What to tell of this run, and how to have it again.
+    pub(crate) name: String,
+    pub(crate) group: String,
+    /// Unix milliseconds.
+    pub(crate) began: u64,
+    pub(crate) lives: Vec<Life>,
+    pub(crate) longest_exit: Duration,
+    program: PathBuf,
+    arguments: Vec<String>,
+    folder: PathBuf,
+    /// Those that are alive, as indices into `lives`.
+    alive: Vec<usize>,
+    last_death: Instant,
+}
+
+impl Ledgers {
+    pub(crate) fn new(chaos: &Chaos<'_>, name: String) -> Self {
+        let group = unique("chaos");
+        let folder = env::temp_dir().join(&group);
+        fs::create_dir(&folder).unwrap();
+        let (fail, session) = (
+            FAIL_PERCENT.to_string(),
+            format!("session.timeout.ms={}", SESSION.as_millis()),
+        );
+        let mut arguments = vec!["--brokers", chaos.cluster.brokers(), "--group", &group];
+        arguments.extend(["--topic", &chaos.topic, "--dlq", &chaos.dlq]);
+        arguments.extend(["--ordering", chaos.ordering, "--fail-percent", &fail]);
+        arguments.extend(["--concurrency", "32", "--work-ms", "0..20"]);
+        match chaos.protocol {
+            "classic" => {
+                arguments.extend(["--set", &session, "--set", "heartbeat.interval.ms=500"]);
+            }
+            // Here the brokers say how long sessions are.
+            "consumer" => arguments.extend(["--set", "group.protocol=consumer"]),
+            other => panic!("protocol `{other}` is neither classic nor consumer"),
+        }
+        let arguments = arguments.into_iter().map(String::from).collect();
+        let mut ledgers = Self {
+            name,
+            group,
+            began: now(),
+            lives: Vec::new(),
+            longest_exit: Duration::ZERO,
+            program: ledger_program(),
+            arguments,
+            folder,
+            alive: Vec::new(),
+            last_death: Instant::now(),
+        };
+        (0..3).for_each(|_| ledgers.join());
+        ledgers
+    }
+
+    pub(crate) fn suffer_until(&mut self, end: Instant, mut random: Random, trouble: &Trouble) {
+        while Instant::now() < end {
+            random.pause(200..1_700);
+            self.assert_alive();
+            let victim = random.below(self.alive.len() as u64) as usize;
+            // With one death on top of another the group would wait, without commits, for as long as there are more.
+            let may_die = self.last_death.elapsed() > SESSION * 3 / 2;
+            // An orderly end needs somebody to commit to.
+            let may_end = !trouble.is_full_now();
+            match random.below(10) {
+                0 | 1 if may_die => {
+                    self.kill(victim);
+                    self.join();
+                }
+                2 if may_die => {
+                    // Long enough to be taken for dead.
+                    let longer = Duration::from_millis(1_000 + random.below(3_000));
+                    self.freeze(victim, SESSION + longer);
+                    self.last_death = Instant::now();
+                }
+                3 | 4 if may_end => {
+                    self.leave(victim, trouble);
+                    self.join();
+                }
+                5 if may_end && self.alive.len() > LEAST => self.leave(victim, trouble),
+                6 if self.alive.len() < MOST => self.join(),
+                // Shorter than a session: nothing is lost by it.
+                7..=9 => self.freeze(victim, Duration::from_millis(300 + random.below(2_200))),
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.alive.len()
+    }
+
+    fn join(&mut self) {
+        let number = self.lives.len();
+        let ledger = self.folder.join(format!("{number}.ledger"));
+        let log = self.folder.join(format!("{number}.log"));
+        let process = Command::new(&self.program)
+            .args(&self.arguments)
+            .arg("--ledger")
+            .arg(&ledger)
+            .env("RUST_LOG", "reliable_consumer=debug,info")
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        end_with_us(&process);
+        self.lives.push(Life {
+            process,
+            ledger,
+            log,
+            killed: None,
+            terminated: None,
+            frozen: Vec::new(),
+            peak_memory: 0,
+        });
+        self.alive.push(number);
+    }
+
+    fn kill(&mut self, victim: usize) {
+        self.measure();
+        let life = &mut self.lives[self.alive.remove(victim)];
+        life.process.kill().unwrap();
+        life.process.wait().unwrap();
+        life.killed = Some(now());
+        self.last_death = Instant::now();
+    }
+
+    /// An orderly end.
+    pub(crate) fn leave(&mut self, victim: usize, trouble: &Trouble) {
+        self.measure();
+        let number = self.alive.remove(victim);
+        let life = &mut self.lives[number];
+        let (began, start) = (now(), Instant::now());
+        life.terminated = Some(began);
+        signal(&life.process, "-TERM");
+        let status = loop {
+            if let Some(status) = life.process.try_wait().unwrap() {
+                break status;
+            }
+            assert!(
+                start.elapsed() < LONGEST_EXIT,
+                "{}: ledger {number} did not end within {LONGEST_EXIT:?}",
+                self.name
+            );
+            thread::sleep(Duration::from_millis(20));
+        };
+        assert!(
+            status.success(),
+            "{}: ledger {number} ended with {status}",
+            self.name
+        );
+        if trouble.is_calm_since(began) {
+            let took = start.elapsed();
+            assert!(
+                took < CALM_EXIT,
+                "{}: ledger {number} took {took:?} to end, with all brokers up",
+                self.name
+            );
+            self.longest_exit = self.longest_exit.max(took);
+        }
+    }
+
+    fn freeze(&mut self, victim: usize, time: Duration) {
+        let life = &mut self.lives[self.alive[victim]];
+        let from = now();
+        signal(&life.process, "-STOP");
+        thread::sleep(time);
+        signal(&life.process, "-CONT");
+        life.frozen.push((from, now()));
+    }
+
+    pub(crate) fn assert_alive(&mut self) {
+        for &number in &self.alive {
+            if let Some(status) = self.lives[number].process.try_wait().unwrap() {
+                panic!(
+                    "{}: ledger {number} ended by itself with {status}",
+                    self.name
+                );
+            }
+        }
+    }
+
+    fn measure(&mut self) {
+        for &number in &self.alive {
+            let life = &mut self.lives[number];
+            let status = fs::read_to_string(format!("/proc/{}/status", life.process.id()));
+            let status = status.unwrap_or_default();
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse().ok());
+            life.peak_memory = life.peak_memory.max(kib.unwrap_or(0) * 1024);
+        }
+    }
+}
+
+impl Drop for Ledgers {
+    fn drop(&mut self) {
+        for life in &mut self.lives {
+            // Most have ended; the others end with a failing test, also those that are frozen.
+            let _ = life.process.kill();
+            let _ = life.process.wait();
+        }
+        if thread::panicking() {
+            println!(
+                "{}: ledgers and logs are in {}",
+                self.name,
+                self.folder.display()
+            );
+        } else {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// Should this process be killed, or interrupted, its children still end: also one that is frozen just then.
+fn end_with_us(child: &Child) {
+    let watch = "(while kill -0 $1; do kill -0 $0 || kill -KILL $1; sleep 1; done) &";
+    let started = Command::new("sh")
+        .args(["-c", watch])
+        .args([process::id().to_string(), child.id().to_string()])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    assert!(started.unwrap().success());
+}
+
+fn signal(process: &Child, signal: &str) {
+    let sent = Command::new("kill")
+        .args([signal, &process.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success(), "kill {signal}");
+}
+
+/// `cargo test` builds examples next to its tests.
+fn ledger_program() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/ledger");
+    assert!(
+        program.exists(),
+        "build it first: cargo build --example ledger"
+    );
+    program
+}

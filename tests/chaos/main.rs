@@ -1,0 +1,283 @@
+//! Chaos: `ledger`s share a topic under traffic while processes are killed, frozen and ended, members come and go, and
+//! brokers die. What they wrote down is held against the topic afterwards.
+//!
+//! The tests here spare the brokers, which others use too; `scripts/chaos` runs the last one, on three of its own.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod check;
+mod commits;
+mod ledgers;
+
+use std::{
+    env,
+    str::FromStr,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use ledgers::Ledgers;
+use rdkafka::{
+    ClientConfig,
+    producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer},
+};
+use reliable_consumer_testing::{Cluster, cluster, eventually};
+
+/// The group waits for a member that died until its session has ended. Of the members' setting and the brokers'.
+const SESSION: Duration = Duration::from_secs(6);
+/// A broker that died leads its partitions and groups until the controller has missed it for so long
+/// (`broker.session.timeout.ms`).
+const FAILOVER: Duration = Duration::from_secs(6);
+const PARTITIONS: i32 = 6;
+const FULL_OUTAGE: Duration = Duration::from_secs(15);
+
+#[test]
+fn by_key_nothing_is_lost_or_out_of_order_and_only_what_a_dead_owner_had_not_committed_comes_again()
+{
+    spare_the_brokers("key");
+}
+
+#[test]
+fn unordered_nothing_is_lost_and_only_what_a_dead_owner_had_not_committed_comes_again() {
+    spare_the_brokers("unordered");
+}
+
+fn spare_the_brokers(ordering: &str) {
+    let Some(cluster) = cluster() else { return };
+    let time = Duration::from_secs(40);
+    Chaos::new(&cluster, "classic", ordering).survive(time, false);
+}
+
+#[test]
+#[ignore = "takes minutes, and brokers of its own: scripts/chaos runs it"]
+fn with_brokers_that_die_as_well() {
+    let protocol = variable("CHAOS_PROTOCOL").unwrap_or_else(|| "classic".to_owned());
+    let ordering = variable("CHAOS_ORDERING").unwrap_or_else(|| "key".to_owned());
+    let minutes: f64 = variable("CHAOS_MINUTES").unwrap_or(2.0);
+    let cluster = Cluster::start(3);
+    Chaos::new(&cluster, &protocol, &ordering)
+        .survive(Duration::from_secs_f64(minutes * 60.0), true);
+}
+
+struct Chaos<'a> {
+    cluster: &'a Cluster,
+    protocol: &'a str,
+    ordering: &'a str,
+    topic: String,
+    dlq: String,
+}
+
+impl<'a> Chaos<'a> {
+    fn new(cluster: &'a Cluster, protocol: &'a str, ordering: &'a str) -> Self {
+        // The broker's clock says when a record was there to be handled.
+        let stamped = [("message.timestamp.type", "LogAppendTime")];
+        Self {
+            cluster,
+            protocol,
+            ordering,
+            topic: cluster.create_topic("chaos", PARTITIONS, &stamped),
+            dlq: cluster.create_topic("chaos.dlq", 3, &stamped),
+        }
+    }
+
+    fn survive(&self, time: Duration, brokers_die: bool) {
+        let seed = variable("SEED").unwrap_or_else(now);
+        println!("chaos by seed {seed}");
+        let name = format!("seed {seed}, {}, {}", self.protocol, self.ordering);
+        let mut ledgers = Ledgers::new(self, name);
+        let trouble = Trouble::default();
+        let over = AtomicBool::new(false);
+        let end = Instant::now() + time;
+        let group = ledgers.group.clone();
+        let seen = thread::scope(|scope| {
+            let stop = SetOnDrop(&over);
+            let traffic = scope.spawn(|| self.produce_until(&over));
+            let commits = scope.spawn(|| commits::watch(self.cluster, &group, &self.topic, &over));
+            if brokers_die {
+                scope.spawn(|| self.kill_brokers_until(end, &over, Random::new(!seed), &trouble));
+            }
+            ledgers.suffer_until(end, Random::new(seed), &trouble);
+            eventually(
+                "the brokers that were killed to be back",
+                Duration::from_secs(180),
+                || {
+                    trouble
+                        .outages()
+                        .iter()
+                        .all(|outage| outage.until != u64::MAX)
+                },
+            );
+            drop(stop);
+            traffic.join().expect("the brokers take the traffic");
+            commits.join().expect("the brokers tell what is committed")
+        });
+        let ends = self.cluster.end_offsets(&self.topic);
+        eventually(
+            "everything to be committed",
+            Duration::from_secs(60),
+            || {
+                ledgers.assert_alive();
+                let committed = self.cluster.committed(&ledgers.group, &self.topic);
+                let committed = committed
+                    .iter()
+                    .map(|committed| committed.offset.unwrap_or(-1));
+                committed.collect::<Vec<_>>() == ends
+            },
+        );
+        while ledgers.count() > 0 {
+            ledgers.leave(0, &trouble);
+        }
+        check::check(self, &ledgers, &seen, &trouble);
+    }
+
+    /// Keys repeat often enough that most have records waiting behind one at work.
+    fn produce_until(&self, over: &AtomicBool) {
+        // Goes on taking records while brokers are away: then there is work for whoever comes back.
+        let producer: ThreadedProducer<_> = ClientConfig::new()
+            .set("bootstrap.servers", self.cluster.brokers())
+            .set("acks", "all")
+            .set("enable.idempotence", "true")
+            .create_with_context(DefaultProducerContext)
+            .unwrap();
+        let mut next = 0;
+        while !over.load(Ordering::Relaxed) {
+            for n in next..next + 60 {
+                let (key, value) = (format!("k{}", n % 97), n.to_string());
+                let record = BaseRecord::to(&self.topic).key(&key).payload(&value);
+                producer.send(record).map_err(|(error, _)| error).unwrap();
+            }
+            next += 60;
+            thread::sleep(Duration::from_millis(100));
+        }
+        producer.flush(Duration::from_secs(60)).unwrap();
+    }
+
+    /// One at a time, each only once the one before has caught up, so that two of three replicas are always there. Once,
+    /// in the middle, all.
+    fn kill_brokers_until(
+        &self,
+        end: Instant,
+        over: &AtomicBool,
+        mut random: Random,
+        trouble: &Trouble,
+    ) {
+        let half = Instant::now() + end.saturating_duration_since(Instant::now()) / 2;
+        let mut outage_due = true;
+        random.pause(5_000..10_000);
+        // Dead, coming back and catching up take a while: in the last seconds nobody dies.
+        while !over.load(Ordering::Relaxed) && Instant::now() + Duration::from_secs(15) < end {
+            if outage_due && Instant::now() >= half {
+                outage_due = false;
+                let outage = trouble.begins(true);
+                self.cluster.kill(1..=3);
+                thread::sleep(FULL_OUTAGE);
+                self.cluster.restart(1..=3);
+                trouble.ends(outage);
+            } else {
+                let broker = 1 + random.below(3) as usize;
+                let outage = trouble.begins(false);
+                self.cluster.kill([broker]);
+                random.pause(2_000..9_000);
+                self.cluster.restart([broker]);
+                trouble.ends(outage);
+            }
+            for topic in [&self.topic, &self.dlq, "__consumer_offsets"] {
+                self.cluster.wait_in_sync(topic);
+            }
+            random.pause(3_000..10_000);
+        }
+    }
+}
+
+/// When brokers were down.
+#[derive(Default)]
+struct Trouble(Mutex<Vec<Outage>>);
+
+#[derive(Clone, Copy)]
+struct Outage {
+    full: bool,
+    /// Unix milliseconds; `until` is [`u64::MAX`] while it lasts.
+    from: u64,
+    until: u64,
+}
+
+impl Trouble {
+    fn begins(&self, full: bool) -> usize {
+        let mut outages = self.0.lock().unwrap();
+        outages.push(Outage {
+            full,
+            from: now(),
+            until: u64::MAX,
+        });
+        outages.len() - 1
+    }
+
+    fn ends(&self, outage: usize) {
+        self.0.lock().unwrap()[outage].until = now();
+    }
+
+    fn outages(&self) -> Vec<Outage> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn is_full_now(&self) -> bool {
+        let outages = self.outages();
+        outages.iter().any(|it| it.full && it.until == u64::MAX)
+    }
+
+    /// Whether brokers were up since then, and groups had recovered: their new coordinators give every session its full
+    /// time again.
+    fn is_calm_since(&self, since: u64) -> bool {
+        let aftermath = (FAILOVER + SESSION).as_millis() as u64;
+        let outages = self.outages();
+        outages
+            .iter()
+            .all(|it| it.until.saturating_add(aftermath) < since)
+    }
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn variable<T: FromStr>(name: &str) -> Option<T> {
+    let text = env::var(name).ok().filter(|text| !text.is_empty())?;
+    let value = text.parse().ok();
+    Some(value.unwrap_or_else(|| panic!("{name}={text} is not understood")))
+}
+
+/// Unix milliseconds.
+fn now() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_epoch.unwrap().as_millis() as u64
+}
+
+/// Xorshift: which victim, which misfortune.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        // Small seeds would begin with small numbers, and zero would stay zero.
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    fn pause(&mut self, millis: std::ops::Range<u64>) {
+        let millis = millis.start + self.below(millis.end - millis.start);
+        thread::sleep(Duration::from_millis(millis));
+    }
+}
