@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -10,7 +11,8 @@ use proptest::prelude::*;
 
 use super::{
     AfterFailure, Batch, Commit, CommitEntry, CommitResult, Config, Engine, Failed, Identity,
-    Inherited, Job, Ordering, Outcome, Ownership, PartitionStatus, Received, snapshot,
+    Inherited, Job, Ordering, Outcome, Ownership, PartitionStatus, Received,
+    snapshot::{self, FinishedAbove},
 };
 use crate::backoff::Retry;
 
@@ -306,6 +308,44 @@ fn a_broker_that_takes_less_metadata_gets_less_at_once() {
     assert!(
         next.entries[0].metadata.len() <= broker_limit,
         "it is remembered"
+    );
+}
+
+#[test]
+fn a_partition_that_was_lost_and_comes_back_repeats_neither_our_work_nor_what_others_did_meanwhile()
+{
+    let mut kept = Kept::default();
+    let mut ours = Life::begin(&kept, Ordering::Unordered);
+    ours.receive_all(0..10);
+    ours.finish(0);
+    ours.commit(&mut kept);
+    ours.finish(5);
+    let remembered = ours.engine.finished_above_committed(ours.owner);
+
+    let mut theirs = Life::begin(&kept, Ordering::Unordered);
+    theirs.receive_all(1..10);
+    for offset in [1, 7, 8] {
+        theirs.finish(offset);
+    }
+    theirs.commit(&mut kept);
+
+    let inherited = |remembered| {
+        let snapshot = snapshot::decode(kept.metadata.as_bytes(), identity(), kept.offset);
+        let inherited = snapshot
+            .unwrap()
+            .and_remembered(Some(kept.offset), remembered);
+        inherited.finished
+    };
+    let mut ours_again = inherited(remembered);
+    let left: Vec<_> = (kept.offset..10)
+        .filter(|offset| !ours_again.contains(*offset))
+        .collect();
+    assert_eq!(left, [2, 3, 4, 6, 9]);
+    let set_back = Some((kept.offset + 1, FinishedAbove::of(iter::once(3..4))));
+    assert_eq!(
+        inherited(set_back),
+        inherited(None),
+        "an offset that was set back asks for it again"
     );
 }
 

@@ -152,6 +152,27 @@ impl Marks {
     }
 }
 
+impl Inherited {
+    /// With what this process `remembered`: the offset that it had committed when it lost the partition, and what it had
+    /// finished above.
+    pub fn and_remembered(
+        self,
+        committed: Option<i64>,
+        remembered: Option<(i64, FinishedAbove)>,
+    ) -> Self {
+        match remembered {
+            // Others may have owned it meanwhile: what they finished they alone have written down.
+            Some((then, ours)) if committed.is_some_and(|now| now >= then) => Self {
+                identity: self.identity,
+                finished: self.finished.or(&ours),
+                marks: self.marks.of_a_living_process(),
+            },
+            // Somebody moved the group back: what it asks for is handled again.
+            _ => self,
+        }
+    }
+}
+
 /// A snapshot as it goes into a commit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Snapshot {
@@ -340,6 +361,13 @@ impl FinishedAbove {
         self.ranges = Vec::new();
         self.passed = 0;
         false
+    }
+
+    /// What either of them holds.
+    fn or(&self, other: &Self) -> Self {
+        let mut ranges = [&self.ranges[self.passed..], &other.ranges[other.passed..]].concat();
+        ranges.sort_unstable_by_key(|range| range.start);
+        Self::of(ranges.into_iter())
     }
 
     /// What of it lies at or above `position`.

@@ -168,20 +168,7 @@ impl Pump {
 
     fn inherited(&mut self, topic: &Arc<str>, partition: i32, position: &Position) -> Inherited {
         let identity = Identity::new(&self.cluster_id, &self.settings.group, topic, partition);
-        let written = decode_snapshot(&position.metadata, identity, position.start);
-        if let Some((committed, finished)) = self.remembered.remove(&(Arc::clone(topic), partition))
-            && position.committed.is_some_and(|now| now >= committed)
-        {
-            // What we finished before we lost it is finished, whatever has been committed since: by us, in a commit
-            // whose answer we did not see, or by another owner.
-            let marks = written.map(|written| written.marks.of_a_living_process());
-            return Inherited {
-                identity,
-                finished,
-                marks: marks.unwrap_or_default(),
-            };
-        }
-        let inherited = written
+        let written = decode_snapshot(&position.metadata, identity, position.start)
             .inspect_err(|error| {
                 tracing::warn!(
                     %topic,
@@ -195,6 +182,10 @@ impl Pump {
                 identity,
                 ..Inherited::default()
             });
+        // What we finished before we lost it is finished, whatever has been committed since: by us, in a commit whose
+        // answer we did not see, or by another owner.
+        let remembered = self.remembered.remove(&(Arc::clone(topic), partition));
+        let inherited = written.and_remembered(position.committed, remembered);
         if self.settings.engine.crash_limit.is_some() {
             tell_of_suspects(topic, partition, position.committed, &inherited.marks);
         }
