@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use reliable_consumer_testing::unique;
+use reliable_consumer_testing::{eventually, unique};
 
 use crate::{Chaos, Random, SESSION, Trouble, now};
 
@@ -167,6 +167,11 @@ impl Ledgers {
         self.measure();
         let number = self.alive.remove(victim);
         let life = &mut self.lives[number];
+        eventually(
+            "a new process to heed signals",
+            Duration::from_secs(30),
+            || heeds_sigterm(&life.process),
+        );
         let (began, start) = (now(), Instant::now());
         life.terminated = Some(began);
         signal(&life.process, "-TERM");
@@ -220,10 +225,8 @@ impl Ledgers {
     fn measure(&mut self) {
         for &number in &self.alive {
             let life = &mut self.lives[number];
-            let status = fs::read_to_string(format!("/proc/{}/status", life.process.id()));
-            let status = status.unwrap_or_default();
-            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kib = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse().ok());
+            let peak = status(&life.process, "VmHWM:");
+            let kib = peak.and_then(|peak| peak.strip_suffix(" kB")?.parse().ok());
             life.peak_memory = life.peak_memory.max(kib.unwrap_or(0) * 1024);
         }
     }
@@ -260,6 +263,19 @@ fn end_with_us(child: &Child) {
         .stderr(Stdio::null())
         .status();
     assert!(started.unwrap().success());
+}
+
+/// What the system tells of a process under this name.
+fn status(process: &Child, name: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(value.trim().to_owned())
+}
+
+fn heeds_sigterm(process: &Child) -> bool {
+    const SIGTERM: u32 = 15;
+    let caught = status(process, "SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+    caught.is_some_and(|mask| mask >> (SIGTERM - 1) & 1 == 1)
 }
 
 fn signal(process: &Child, signal: &str) {
