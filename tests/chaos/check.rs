@@ -14,7 +14,7 @@ use crate::{
 /// From the end of a handler to the commit that may carry it, and from the loss of a partition to the end of the handlers
 /// that ran just then: some 20 ms, but this may be a slow machine.
 const SLACK: u64 = 2_000;
-/// How long a partition may stand still with work to do, the full outage aside: a dead member's session, a coordinator
+/// How long a partition may stand still with work to do, or without a commit, the full outage aside: a dead member's session, a coordinator
 /// that died with it, the sessions that its successor grants anew, and 12 s for reconnecting on a slow machine.
 const LONGEST_STALL: u64 = 30_000;
 /// The drain of a rebalance, its commit included.
@@ -65,14 +65,14 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
         .iter()
         .map(|life| losses(life, ledgers.began))
         .collect();
-    // How long before its owner's end a record had been finished, where that is why it came again.
+    // From its finish to its owner's end without a commit, where that is why a record came again.
     let excuse = |partition, finish: &Finish, before: u64| {
         let (first, last) = finish.by.map_or((0, losses.len()), |by| (by, by + 1));
         let mut losses = losses[first..last].iter().flatten();
         losses.find_map(|loss| {
             let was_uncommitted = finish.known >= commits.cover(partition, loss.committing);
             let came = finish.begun <= loss.working + SLACK && loss.committing <= before;
-            (was_uncommitted && came).then(|| loss.committing.saturating_sub(finish.at))
+            (was_uncommitted && came).then_some((finish.at, max(finish.at, loss.committing)))
         })
     };
 
@@ -98,7 +98,7 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
                 unreachable!("windows of two")
             };
             // Either the earlier owner's commit is missing, or a late one did what another had done meanwhile.
-            let age = excuse(partition, earlier, later.at)
+            let (from, until) = excuse(partition, earlier, later.at)
                 .or_else(|| excuse(partition, later, u64::MAX))
                 .unwrap_or_else(|| {
                     panic!(
@@ -107,7 +107,15 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
                         earlier.by, earlier.at, later.by, later.at
                     )
                 });
-            (repeats, oldest) = (repeats + 1, max(oldest, age));
+            repeats += 1;
+            // Which owner's end it was is not known of a dead letter.
+            if earlier.by.is_some() {
+                oldest = max(oldest, until - from);
+                assert!(
+                    without_outages(from, until, &outages) < LONGEST_STALL,
+                    "{name}: {partition}@{offset} was not committed from {from} to {until}"
+                );
+            }
         }
         firsts.push((finishes[0].at, record, fails));
     }
@@ -169,15 +177,7 @@ fn longest_stall(name: &str, firsts: &[(u64, &StoredRecord, bool)], outages: &[O
             there = there.min(this);
             let before = index.checked_sub(1).map_or(0, |index| finishes[index].0);
             let from = max(before, there);
-            let down = outages.iter().filter(|outage| outage.full);
-            let down: u64 = down
-                .map(|outage| {
-                    until
-                        .min(outage.until)
-                        .saturating_sub(from.max(outage.from))
-                })
-                .sum();
-            let stall = until.saturating_sub(from + down);
+            let stall = without_outages(from, until, outages);
             assert!(
                 stall < LONGEST_STALL,
                 "{name}: partition {partition} stood still from {from} to {until}"
@@ -186,6 +186,19 @@ fn longest_stall(name: &str, firsts: &[(u64, &StoredRecord, bool)], outages: &[O
         }
     }
     longest
+}
+
+/// How much of this time there was a broker.
+fn without_outages(from: u64, until: u64, outages: &[Outage]) -> u64 {
+    let full = outages.iter().filter(|outage| outage.full);
+    let down: u64 = full
+        .map(|outage| {
+            until
+                .min(outage.until)
+                .saturating_sub(from.max(outage.from))
+        })
+        .sum();
+    until.saturating_sub(from + down)
 }
 
 /// Place and time of each line. A process that was killed before it wrote any has left no file.

@@ -4,7 +4,7 @@ use std::{
     env,
     fs::{self, File},
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -140,7 +140,7 @@ impl Ledgers {
             .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        end_with_us(&process);
+        end_with_us(&process, &ledger);
         self.lives.push(Life {
             process,
             ledger,
@@ -252,11 +252,17 @@ impl Drop for Ledgers {
 }
 
 /// Should this process be killed, or interrupted, its children still end: also one that is frozen just then.
-fn end_with_us(child: &Child) {
-    let watch = "(while kill -0 $1; do kill -0 $0 || kill -KILL $1; sleep 1; done) &";
+///
+/// Process ids are used again: only one that writes this ledger is ours.
+fn end_with_us(child: &Child, ledger: &Path) {
+    let watch = r#"
+        ours() { tr '\0' '\n' </proc/$1/cmdline | grep -qxF "$2"; }
+        (while ours "$@"; do kill -0 $0 || { ours "$@" && kill -KILL $1; }; sleep 1; done) &
+    "#;
     let started = Command::new("sh")
         .args(["-c", watch])
         .args([process::id().to_string(), child.id().to_string()])
+        .arg(ledger)
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
