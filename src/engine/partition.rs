@@ -457,7 +457,11 @@ impl<R> Partition<R> {
     }
 
     /// Whether the next record may be handed over.
+    #[inline]
     pub(super) fn pass(&mut self, alone_is_free: bool, now: Instant) -> Pass {
+        if self.suspects.are_none() {
+            return Pass::Freely;
+        }
         let Some(next) = self.lanes.peek() else {
             return Pass::Held;
         };

@@ -291,7 +291,7 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
     if version != PLAIN && version != MARKED {
         return Err(SnapshotError::Version(version));
     }
-    let body = unseal(body)?;
+    let body = unseal(version, body)?;
     let short = SnapshotError::Damaged("it is too short");
     let (owner, mut data) = body.split_first_chunk().ok_or(short)?;
     if Identity(*owner) != identity {
@@ -501,7 +501,7 @@ fn read_bitmap(committed: i64, data: &[u8]) -> Result<Vec<Range<i64>>, SnapshotE
 
 /// Puts prefix and checksum before the bytes and makes text of them.
 fn seal(version: char, body: &[u8]) -> String {
-    let mut bytes = checksum(body).to_vec();
+    let mut bytes = checksum(version, body).to_vec();
     bytes.extend(body);
     let mut text = String::from(MAGIC);
     text.push(version);
@@ -520,7 +520,7 @@ fn seal(version: char, body: &[u8]) -> String {
     text
 }
 
-fn unseal(text: &[u8]) -> Result<Vec<u8>, SnapshotError> {
+fn unseal(version: char, text: &[u8]) -> Result<Vec<u8>, SnapshotError> {
     let mut bytes = Vec::with_capacity(bytes_in(text.len()) + 4);
     for group in text.chunks(5) {
         let mut word: u64 = 0;
@@ -541,7 +541,7 @@ fn unseal(text: &[u8]) -> Result<Vec<u8>, SnapshotError> {
     let (sum, body) = bytes
         .split_first_chunk()
         .ok_or(SnapshotError::Damaged("it is too short"))?;
-    if *sum != checksum(body) {
+    if *sum != checksum(version, body) {
         return Err(SnapshotError::Damaged("its checksum is wrong"));
     }
     Ok(body.to_vec())
@@ -574,8 +574,12 @@ fn digit(character: u8) -> Option<u8> {
     ALPHABET.binary_search(&character).ok().map(|at| at as u8)
 }
 
-fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
-    let hash = hash(bytes);
+/// Of the version as well, from the second one on: what one version means is nonsense in the other.
+fn checksum(version: char, body: &[u8]) -> [u8; CHECKSUM] {
+    let hash = match version {
+        PLAIN => hash(body),
+        _ => hash(&[&[version as u8], body].concat()),
+    };
     ((hash >> 32) as u32 ^ hash as u32).to_le_bytes()
 }
 
@@ -641,7 +645,7 @@ mod tests {
     }
 
     fn form_of(text: &str, committed: i64) -> u8 {
-        let body = unseal(&text.as_bytes()[PREFIX..]).expect("it was just written");
+        let body = unseal(PLAIN, &text.as_bytes()[PREFIX..]).expect("it was just written");
         let mut data = &body[here().0.len()..];
         assert_eq!(take_offset(&mut data), Ok(committed));
         data[0]
@@ -888,6 +892,21 @@ mod tests {
         let old = "rc1izbb_z~t<iGzu4{(q";
         assert_eq!(text, old);
         assert_eq!(read(old, 5), Ok(vec![7..9]));
+    }
+
+    // T11
+    #[test]
+    fn a_version_that_was_changed_is_damage() {
+        for text in [
+            written(5, &[7..9], LIMIT).text,
+            marked(5, &some_marks(5), &[7..9], LIMIT).text,
+        ] {
+            let changed = match text.as_bytes()[MAGIC.len()] {
+                b'1' => text.replacen('1', "2", 1),
+                _ => text.replacen('2', "1", 1),
+            };
+            assert!(matches!(read(&changed, 5), Err(SnapshotError::Damaged(_))));
+        }
     }
 
     // T11

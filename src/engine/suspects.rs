@@ -154,6 +154,12 @@ impl Suspects {
         self.careful > 0 || self.runs_alone()
     }
 
+    /// Nothing stands in the way of any record.
+    pub(super) fn are_none(&self) -> bool {
+        self.limit.is_none()
+            || !self.is_any() && matches!(self.mark, Mark::Set { .. } | Mark::Passed)
+    }
+
     pub(super) fn may_be_noted(&self) -> bool {
         self.may_be_noted
     }

@@ -448,6 +448,7 @@ fn of_several_suspect_partitions_one_record_runs_at_a_time() {
     let mut broker = Broker::new([200, 200, 200]);
     let poison = [(0, 7), (1, 0), (2, 13)];
     loop {
+        assert!(broker.deaths < 100, "{:?}", broker.kept);
         let mut process = Process::start(&broker, config(Ordering::ByKey));
         let suspects: Vec<_> = (0..3).filter(|at| broker.marks(*at).alone > 0).collect();
         let died = loop {
@@ -470,6 +471,67 @@ fn of_several_suspect_partitions_one_record_runs_at_a_time() {
         }
     }
     broker.assert_lost_nothing_but(&poison);
+}
+
+#[test]
+fn the_note_of_a_process_that_died_is_taken_back_before_another_partition_has_its_turn() {
+    let mut broker = Broker::new([20, 20]);
+    let poison = [(0, 1), (1, 1)];
+    while broker.marks(0).running.is_none() || broker.marks(1).alone == 0 {
+        assert!(broker.deaths < 20, "{:?}", broker.kept);
+        assert!(!Process::start(&broker, config(Ordering::Unordered)).live(&mut broker, &poison));
+    }
+    let mut process = Process::start(&broker, config(Ordering::Unordered));
+    process.engine.set_paused(process.owners[0].unwrap(), true);
+    for _ in 0..4 {
+        process.read(&broker);
+        process.hand_over(&mut broker);
+        process.commit(&mut broker);
+    }
+    assert_eq!(broker.marks(0).running, None);
+    assert_eq!(broker.marks(0).deaths.len(), 1, "it is counted");
+    assert_eq!(process.out.len(), 1, "the other one has its turn");
+}
+
+#[test]
+fn two_processes_look_for_their_own_suspects_and_blame_no_record_of_each_other() {
+    let mut broker = Broker::new([100, 100]);
+    let poison = [(0, 5), (1, 60)];
+    let start = |at: usize, broker: &Broker| Process::owning([at], broker, config(Ordering::ByKey));
+    let mut processes = [start(0, &broker), start(1, &broker)];
+    let mut rounds = 0;
+    while !broker.all_committed() {
+        rounds += 1;
+        assert!(rounds < 20_000, "{:?}", broker.kept);
+        let at = rounds % 2;
+        if !processes[at].round(&mut broker, &poison) {
+            processes[at] = start(at, &broker);
+        }
+    }
+    assert_eq!(broker.dead_letters, [(0, 5, LIMIT), (1, 60, LIMIT)]);
+    broker.assert_lost_nothing_but(&poison);
+}
+
+#[test]
+fn a_partition_that_was_lost_and_comes_back_to_the_same_process_tells_of_no_death() {
+    let mut broker = with_suspects([100, 0]);
+    let mut process = Process::start(&broker, config(Ordering::Unordered));
+    for _ in 0..2 {
+        process.read(&broker);
+        process.hand_over(&mut broker);
+        process.commit(&mut broker);
+    }
+    let written = broker.marks(0);
+    assert!(written.running.is_some());
+    let known = written.clone().of_a_living_process();
+    assert_eq!((known.running, &known.deaths), (None, &written.deaths));
+    assert_eq!(known.alone, written.alone, "they are suspect still");
+
+    let freely = Marks {
+        dirty: true,
+        ..Marks::default()
+    };
+    assert!(freely.of_a_living_process().is_empty());
 }
 
 #[test]
