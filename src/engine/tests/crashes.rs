@@ -597,6 +597,38 @@ fn a_record_at_the_limit_that_is_not_given_up_for_good_is_not_run_by_the_next_pr
 }
 
 #[test]
+fn what_comes_after_a_crashed_record_waits_for_its_dead_letter() {
+    let mut broker = Broker::new([20]);
+    let by_partition = || config(Ordering::ByPartition);
+    while broker.marks(0).deaths.first().map(|it| it.count) != Some(LIMIT - 1)
+        || broker.marks(0).running.is_none()
+    {
+        assert!(broker.deaths < 20, "{:?}", broker.kept);
+        assert!(!Process::start(&broker, by_partition()).live(&mut broker, &[(0, 2)]));
+    }
+    let mut process = Process::start(&broker, by_partition());
+    process.read(&broker);
+    assert!(process.engine.next_batch().is_none());
+    let Crashed {
+        owner, seq, lane, ..
+    } = process.engine.next_crashed().unwrap();
+    for _ in 0..5 {
+        process.commit(&mut broker);
+        process.hand_over(&mut broker);
+        assert_eq!(process.out_of(0), NOTHING, "its dead letter is on the way");
+        process.pass(SECOND);
+    }
+    process
+        .engine
+        .settle(owner, seq, lane, Outcome::DeadLettered);
+    for _ in 0..3 {
+        process.hand_over(&mut broker);
+        process.commit(&mut broker);
+    }
+    assert_eq!(process.out_of(0)[0], 3);
+}
+
+#[test]
 fn a_suspect_that_fails_is_tried_again_alone_while_others_have_their_turn() {
     let mut broker = with_suspects([10, 0]);
     let slow_retries = Config {
