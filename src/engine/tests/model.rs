@@ -376,6 +376,8 @@ impl Life {
             self.world.pass(SECOND);
             self.check();
         }
+        // What is committed again every minute may have been so in the last round.
+        self.answer(CommitResult::Accepted, CommitResult::Accepted);
         for (_, log) in &self.logs {
             assert_eq!(log.unfinished().next(), None);
             assert_eq!(log.committed, log.position);
