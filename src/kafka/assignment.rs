@@ -344,6 +344,8 @@ impl Pump {
             .collect();
         tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
         let gone = self.named(&owners);
+        // What has finished up to now has finished under this ownership.
+        while self.take_reports() {}
         if lost {
             owners.iter().for_each(|owner| self.lose(*owner));
             self.announce(Change::Lost, &gone);

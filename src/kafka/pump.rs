@@ -651,7 +651,7 @@ impl Pump {
 
     // ---- reports and controls ----
 
-    fn take_reports(&mut self) -> bool {
+    pub(super) fn take_reports(&mut self) -> bool {
         let mut any = false;
         for _ in 0..REPORTS {
             let Ok(report) = self.reports.try_recv() else {
