@@ -171,8 +171,8 @@ impl Builder {
     /// Bytes that unfinished records may take, over all partitions. Default 64 MiB. When they are used up nothing more
     /// is read; one record always passes, be it larger than that.
     ///
-    /// A sixteenth of it is what librdkafka may read ahead in each partition (`queued.max.messages.kbytes`, which can
-    /// also be set as a property).
+    /// A thirty-second part of it is what librdkafka may read ahead in each partition (`queued.max.messages.kbytes`,
+    /// which can also be set as a property).
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
@@ -348,7 +348,7 @@ impl Builder {
         if let Some(dead_letter) = &self.dead_letter {
             check_dead_letter(dead_letter, &subscription)?;
         }
-        let prefetch_kbytes = u32::try_from(self.max_bytes / 16 / 1024)
+        let prefetch_kbytes = u32::try_from(self.max_bytes / 32 / 1024)
             .unwrap_or(u32::MAX)
             .clamp(256, 65_536);
         let client = consumer_config(&self.properties, prefetch_kbytes)?;
