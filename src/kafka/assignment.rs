@@ -344,9 +344,11 @@ impl Pump {
             .collect();
         tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
         let gone = self.named(&owners);
-        // What has finished up to now has finished under this ownership.
-        while self.take_reports() {}
         if lost {
+            // Nothing more starts, so that each handler that runs now is the last one in its place. What has finished
+            // up to here has finished under this ownership.
+            self.close_fences(&owners, began);
+            while self.take_reports() {}
             owners.iter().for_each(|owner| self.lose(*owner));
             self.announce(Change::Lost, &gone);
         } else if !owners.is_empty() {

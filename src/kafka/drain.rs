@@ -35,6 +35,16 @@ impl Pump {
         }
     }
 
+    /// What has not started does not start any more.
+    pub(super) fn close_fences(&self, owners: &[Ownership], until: Instant) {
+        for owner in owners {
+            if let Some(held) = &self.held[owner.slot()] {
+                held.fence.close(until);
+            }
+        }
+        self.context.permits.fence_closed();
+    }
+
     pub(super) fn drained(&self) -> bool {
         self.held
             .iter()
