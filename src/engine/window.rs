@@ -97,7 +97,6 @@ impl Window {
     }
 
     /// Moves the position past offsets that hold no records for us, such as transaction markers.
-    #[allow(dead_code, reason = "see Engine::skip_to")]
     pub(crate) fn skip_to(&mut self, position: i64) {
         if self.position.is_none_or(|known| known < position) {
             self.position = Some(position);
@@ -255,10 +254,6 @@ impl Window {
 
     /// Ranges of offsets finished above [`committable`](Self::committable), ascending. Neighbours in the window join
     /// into one range even when offsets are missing between them: what is missing there is not in the log.
-    #[allow(
-        dead_code,
-        reason = "what finished out of order is not in the commit's metadata yet"
-    )]
     pub(crate) fn finished_ranges(&self) -> FinishedRanges<'_> {
         FinishedRanges {
             window: self,

@@ -19,16 +19,13 @@ impl Pump {
     }
 
     pub(super) fn begin_drain(&mut self, owners: &[Ownership], until: Instant) {
+        // At most once, what is committed already is handled here or nowhere.
+        if self.settings.engine.guarantee == Guarantee::AtLeastOnce {
+            self.close_fences(owners, until);
+        }
         for owner in owners {
-            if let Some(held) = &self.held[owner.slot()] {
-                // What is committed already is handled here or nowhere.
-                if self.settings.engine.guarantee == Guarantee::AtLeastOnce {
-                    held.fence.close(until);
-                }
-            }
             self.engine.drain(*owner);
         }
-        self.context.permits.fence_closed();
         // Batches that no executor has taken yet would otherwise wait for one to be free.
         for work in self.context.queue.take_fenced() {
             self.engine.not_started(work.batch.owner, work.batch.jobs);
