@@ -4,7 +4,11 @@ mod common;
 
 use std::{collections::HashMap, time::Duration};
 
-use common::{Running, Seen, all_committed, committed, consumer, millis, until};
+use common::{Changes, Running, Seen, all_committed, committed, consumer, millis, until};
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer as _},
+};
 use reliable_consumer::{Builder, HandlerResult, Message, Ordering, RunErrorKind, Text};
 use reliable_consumer_testing::{Cluster, Record, cluster, unique};
 
@@ -199,4 +203,70 @@ async fn of_two_members_with_one_instance_id_the_earlier_ends_with_an_error_that
     cluster.produce(&topic, [Record::value("x")]);
     all_committed(&cluster, &group, &topic);
     assert_eq!(second.stop().await.handled, 1);
+}
+
+/// A member that does not answer holds up whoever joins. One of those is stopped meanwhile: it must not hold up the next
+/// one in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_is_stopped_while_it_joins_does_not_hold_up_the_group() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("joining", 2, &[]), unique("group"));
+    cluster.produce(&topic, [Record::value("work")]);
+    // Polled until it owns its partitions, and never again: the group waits for it until this interval has passed.
+    let silent: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", cluster.brokers())
+        .set("group.id", &group)
+        .set("partition.assignment.strategy", "cooperative-sticky")
+        .set("session.timeout.ms", "6000")
+        .set("max.poll.interval.ms", "12000")
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "false")
+        .create()
+        .unwrap();
+    silent.subscribe(&[&topic]).unwrap();
+    until("the first member to own the topic", || {
+        drop(silent.poll(millis(100)));
+        silent.assignment().unwrap().count() == 2
+    })
+    .await;
+
+    // Their sessions are the default 45 s.
+    let join = |seen: &Seen| {
+        let builder = member(&cluster, &group, &topic, &[]);
+        Running::start(builder, seen.noting())
+    };
+    let seen = Seen::default();
+    let hasty = join(&seen);
+    tokio::time::sleep(millis(2_000)).await;
+    let patient = join(&seen);
+    hasty.stop().await;
+    until("the last member to handle the record", || seen.len() > 0).await;
+    patient.stop().await;
+    drop(silent);
+}
+
+/// One that stayed on the broker's list would hold up every rebalance until its session has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_owns_nothing_leaves_the_group_too() {
+    let Some(cluster) = cluster() else { return };
+    for protocol in [COOPERATIVE, RANGE] {
+        let (topic, group) = (cluster.create_topic("standby", 1, &[]), unique("group"));
+        let start = || {
+            let changes = Changes::default();
+            let builder =
+                member(&cluster, &group, &topic, protocol).rebalance_listener(changes.clone());
+            (Running::start(builder, Seen::default().noting()), changes)
+        };
+        let members = || cluster.members(&group);
+        let (owner, owned) = start();
+        until("the owner", || owned.owned() == 1).await;
+        let (standby, _) = start();
+        until("both members", || members() == 2).await;
+        // In the group, and told that there is nothing for it.
+        tokio::time::sleep(millis(1_500)).await;
+        standby.stop().await;
+        assert_eq!(members(), 1, "{protocol:?}");
+        owner.stop().await;
+        assert_eq!(members(), 0, "{protocol:?}");
+    }
 }

@@ -500,6 +500,19 @@ pub(crate) fn cached_watermarks<C: ConsumerContext>(
     (error_code(error).is_none() && low >= 0 && high >= 0).then_some((low, high))
 }
 
+/// Whether a classic group knows this member, as far as the client knows: from its first JoinGroup until it has sent
+/// LeaveGroup.
+pub(crate) fn has_member_id<C: ConsumerContext>(consumer: &BaseConsumer<C>) -> bool {
+    let client = consumer.client().native_ptr();
+    // SAFETY: the borrowed consumer keeps its client alive; the id is null or a C string that is ours to free.
+    unsafe {
+        let id = sys::rd_kafka_memberid(client);
+        let known = !id.is_null() && *id != 0;
+        sys::rd_kafka_mem_free(client, id.cast());
+        known
+    }
+}
+
 /// A header as it is sent: name and value byte for byte, a null value distinct from an empty one.
 pub(crate) type RawHeader<'a> = (&'a [u8], Option<&'a [u8]>);
 

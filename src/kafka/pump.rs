@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     client::Shell,
     errors::{advice, is_login_failure, is_terminal, kind},
-    ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks},
+    ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
     watch::Change,
 };
@@ -56,6 +56,8 @@ const LOOK: Duration = LONGEST_SLEEP;
 const CALM: Duration = Duration::from_secs(15);
 /// Of a shutdown's time, what is kept for the last commit and for leaving the group.
 const RESERVE: Duration = Duration::from_secs(3);
+/// Of that, what is kept for the answer to LeaveGroup.
+const LEAVE: Duration = Duration::from_millis(500);
 /// Between two tries of a last commit.
 const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 /// A user may give any time; the clock ends somewhere.
@@ -261,6 +263,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         serve_events(consumer);
         thread::park_timeout(COMMIT_PAUSE);
     }
+    unsubscribe(consumer);
     if consumer.close_queue().is_ok() {
         while !consumer.closed() {
             let more = serve_events(consumer);
@@ -285,6 +288,34 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     match pump.failure.take() {
         None => Ok(report),
         Some((kind, message)) => Err(RunError::new(kind, message, report)),
+    }
+}
+
+/// Leaves a classic group, where closing alone might not: librdkafka's close sends no LeaveGroup for a member that owns
+/// nothing, and grants it five seconds, while brokers answer nothing else to a member whose JoinGroup they hold back, as
+/// they do until the session of a member that died has ended. A member that is gone without having left holds up the
+/// group for another session.
+fn unsubscribe(consumer: &Consumer<Shell>) {
+    let settings = Arc::clone(&consumer.context().lock().settings);
+    let property = |name| settings.client.get(name);
+    // A static member does not leave: it is expected back.
+    if property("group.instance.id").is_some() || property("group.protocol") == Some("consumer") {
+        return;
+    }
+    // Takes effect when a rebalance that is under way is over.
+    consumer.unsubscribe();
+    while has_member_id(consumer) {
+        let more = serve_events(consumer);
+        let mut pump = consumer.context().lock();
+        pump.take_controls();
+        let hopeless = pump.outage.is_some() || consumer.client().fatal_error().is_some();
+        if hopeless || Instant::now() + LEAVE >= pump.deadline().leave {
+            return;
+        }
+        drop(pump);
+        if !more {
+            thread::park_timeout(Duration::from_millis(1));
+        }
     }
 }
 
