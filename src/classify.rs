@@ -72,6 +72,12 @@ impl Classification {
         Self::with(Disposition::RetryAfter(wait))
     }
 
+    /// The record is handled again after `wait`, and nothing counts against it, see
+    /// [`Disposition::Postpone`].
+    pub fn postpone(wait: Duration) -> Self {
+        Self::with(Disposition::Postpone(wait))
+    }
+
     /// The record is dead-lettered at once.
     pub fn permanent() -> Self {
         Self::with(Disposition::Permanent)

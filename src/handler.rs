@@ -119,6 +119,10 @@ pub enum Disposition {
     Retry,
     /// Retried after this time rather than the policy's delay. It counts as an attempt like any other.
     RetryAfter(Duration),
+    /// Handled again after this time, as if there had been no attempt: neither the attempt nor the time counts towards
+    /// the limits of the retry policy. It waits without a place among the handlers at work; under an order, what is
+    /// behind it waits too.
+    Postpone(Duration),
     /// Dead-lettered at once.
     Permanent,
     /// Finished without being handled, and counted as skipped.
@@ -139,6 +143,13 @@ impl HandlerError {
     /// The record is retried after `wait` instead of the retry policy's delay. The attempt counts.
     pub fn retry_after<E: Into<BoxError> + 'static>(wait: Duration, error: E) -> Self {
         Self::with(Disposition::RetryAfter(wait), error)
+    }
+
+    /// The record's time has not come: it is handled again after `wait`, and nothing counts against it. For what is
+    /// known to be asked too early, such as a dependency that has said when to come back. A record may be postponed
+    /// for ever; the stuck-record warnings name it meanwhile.
+    pub fn postpone<E: Into<BoxError> + 'static>(wait: Duration, reason: E) -> Self {
+        Self::with(Disposition::Postpone(wait), reason)
     }
 
     /// The record is dead-lettered at once: no later attempt could do better.
@@ -216,6 +227,11 @@ pub fn permanent<E: Into<BoxError> + 'static>(error: E) -> HandlerError {
 /// [`HandlerError::retry_after`], to be returned: `Err(retry_after(wait, "rate limited"))`.
 pub fn retry_after<E: Into<BoxError> + 'static>(wait: Duration, error: E) -> HandlerError {
     HandlerError::retry_after(wait, error)
+}
+
+/// [`HandlerError::postpone`], to be returned: `Err(postpone(wait, "the account is being moved"))`.
+pub fn postpone<E: Into<BoxError> + 'static>(wait: Duration, reason: E) -> HandlerError {
+    HandlerError::postpone(wait, reason)
 }
 
 /// [`HandlerError::skip`], to be returned: `Err(skip("not for us"))`.

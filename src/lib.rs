@@ -191,7 +191,8 @@ pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
 
 // What handlers get and answer.
 pub use handler::{
-    Disposition, Handler, HandlerError, HandlerResult, ResultExt, permanent, retry_after, skip,
+    Disposition, Handler, HandlerError, HandlerResult, ResultExt, permanent, postpone, retry_after,
+    skip,
 };
 pub use message::{Message, MessageBuilder};
 pub use payload::{ByType, Bytes, DecodeError, Decoder, Json, Payload, Text};

@@ -146,6 +146,8 @@ pub struct Report {
     pub dropped: u64,
     /// Failed attempts that were followed by another one.
     pub retried: u64,
+    /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it.
+    pub postponed: u64,
     /// Records whose handler was still running at the deadline; it was cancelled. They come again.
     pub abandoned: u64,
     /// Records read and not started, or waiting for a retry or a dead letter. They come again.

@@ -130,6 +130,9 @@ pub(crate) enum AfterFailure {
     Retry(Option<Arc<Retry>>),
     /// Try again after exactly this long, as the handler asked. It counts as an attempt.
     RetryAfter(Duration, Option<Arc<Retry>>),
+    /// Nothing speaks against this record, its time has not come: again after this long, as if this attempt and this
+    /// time had not been.
+    Postpone(Duration),
     /// Trying again cannot help.
     GiveUp,
 }
@@ -647,12 +650,27 @@ impl<R, C> Engine<R, C> {
             self.turns_out -= 1;
             self.pace.turn_over();
         }
+        if let AfterFailure::Postpone(wait) = then {
+            partition.postponed(job.seq, wait);
+            if partition.goes_on() {
+                partition.counts.postponed += 1;
+                let queued = Queued {
+                    record: job.record,
+                    seq: job.seq,
+                    attempts: job.attempt - 1,
+                };
+                let due = later(self.now, wait);
+                self.schedule.insert(due, owner, job.lane, queued);
+            }
+            return;
+        }
         let random = splitmix(&mut self.random);
         let since_first = partition.failed_for(job.seq, self.now);
         let (policy, asked, is_final) = match then {
             AfterFailure::Retry(policy) => (policy, None, false),
             AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait), false),
             AfterFailure::GiveUp => (None, None, true),
+            AfterFailure::Postpone(_) => unreachable!("returned above"),
         };
         let policy = policy.unwrap_or_else(|| Arc::clone(&self.config.retry));
         let wait = match asked {

@@ -38,6 +38,7 @@ pub struct Counts {
     pub dropped: u64,
     /// Failed attempts after which the record was scheduled again.
     pub(crate) retried: u64,
+    pub(crate) postponed: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -49,6 +50,7 @@ impl std::ops::AddAssign for Counts {
         self.dead_lettered += other.dead_lettered;
         self.dropped += other.dropped;
         self.retried += other.retried;
+        self.postponed += other.postponed;
     }
 }
 
@@ -382,6 +384,14 @@ impl<R> Partition<R> {
         let at = self.slot(seq);
         self.slots[at].since = QUEUED;
         now.saturating_duration_since(first)
+    }
+
+    /// It waits through no fault of its own: that time does not count as failing.
+    pub(crate) fn postponed(&mut self, seq: u64, wait: Duration) {
+        if let Some(failing) = self.failing.get_mut(&seq) {
+            failing.first = super::later(failing.first, wait);
+        }
+        self.not_started(seq);
     }
 
     pub(crate) fn commit_is_due(&self) -> bool {

@@ -181,6 +181,12 @@ pub(super) fn judge(
                 Disposition::Permanent => {
                     (FailureKind::Permanent, AfterFailure::GiveUp, message, topic)
                 }
+                Disposition::Postpone(wait) => (
+                    FailureKind::AttemptsExhausted,
+                    AfterFailure::Postpone(wait),
+                    message,
+                    topic,
+                ),
                 Disposition::RetryAfter(wait) => (
                     FailureKind::AttemptsExhausted,
                     AfterFailure::RetryAfter(wait, retry),

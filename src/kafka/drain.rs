@@ -171,6 +171,7 @@ impl Pump {
             dead_lettered,
             dropped,
             retried,
+            postponed,
         } = last.counts;
         let report = &mut self.report;
         report.received += received;
@@ -180,6 +181,7 @@ impl Pump {
         report.dead_lettered += dead_lettered;
         report.dropped += dropped;
         report.retried += retried;
+        report.postponed += postponed;
         report.committed_unhandled += last.committed_left as u64;
         report.abandoned += last.running as u64;
         report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;

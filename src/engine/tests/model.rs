@@ -13,6 +13,7 @@ enum Event {
     Finish(Index, usize),
     Fail(Index),
     RetryAfter(Index, u64),
+    Postpone(Index, u64),
     GiveUp(Index),
     TakeGivenUp,
     Settle(Index),
@@ -37,6 +38,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         12 => (at(), 1..20usize).prop_map(|(at, count)| Event::Finish(at, count)),
         3 => at().prop_map(Event::Fail),
         1 => (at(), 0..300u64).prop_map(|(at, wait)| Event::RetryAfter(at, wait)),
+        1 => (at(), 0..300u64).prop_map(|(at, wait)| Event::Postpone(at, wait)),
         1 => at().prop_map(Event::GiveUp),
         2 => Just(Event::TakeGivenUp),
         2 => at().prop_map(Event::Settle),
@@ -259,6 +261,7 @@ impl Life {
             }
             Event::Fail(at) => self.fail(at, AfterFailure::Retry(None)),
             Event::RetryAfter(at, wait) => self.fail(at, AfterFailure::RetryAfter(ms(wait), None)),
+            Event::Postpone(at, wait) => self.fail(at, AfterFailure::Postpone(ms(wait))),
             Event::GiveUp(at) => self.fail(at, AfterFailure::GiveUp),
             Event::TakeGivenUp => self.take_given_up(),
             Event::Settle(at) if !self.leaving.is_empty() => {

@@ -75,6 +75,53 @@ fn what_cannot_be_helped_by_trying_again_is_given_up_at_once() {
 }
 
 #[test]
+fn a_postponed_record_comes_again_with_nothing_counted_against_it() {
+    for ordering in each_ordering() {
+        let mut world = World::new(ordering);
+        let owner = world.assign(0);
+        world.receive(owner, 0, Some(1));
+        assert_eq!(attempts(&mut world), [(0, 1)]);
+        world.fail(owner, 0);
+        world.pass(ms(100));
+        for _ in 0..10 {
+            assert_eq!(attempts(&mut world), [(0, 2)], "{ordering:?}");
+            world.fail_with(owner, 0, AfterFailure::Postpone(SECOND));
+            world.pass(SECOND - ms(1));
+            assert!(attempts(&mut world).is_empty(), "{ordering:?}: too early");
+            world.pass(ms(1));
+        }
+        assert_eq!(attempts(&mut world), [(0, 2)]);
+        world.finish_all();
+        let counts = world.status(owner).counts;
+        assert_eq!((counts.retried, counts.postponed), (1, 10));
+        assert_eq!(world.committable(owner), 1);
+    }
+}
+
+#[test]
+fn the_time_that_a_record_was_postponed_for_is_no_time_of_failing() {
+    let mut world = World::new(Ordering::ByKey);
+    let owner = world.partition(0..1);
+    let limited = Arc::new(Retry::fixed(ms(100)).max_elapsed(SECOND));
+    let fail = |world: &mut World| {
+        world.hand_over();
+        world.fail_with(owner, 0, AfterFailure::Retry(Some(Arc::clone(&limited))));
+        world.pass(ms(100));
+    };
+    fail(&mut world);
+    for _ in 0..5 {
+        world.hand_over();
+        world.fail_with(owner, 0, AfterFailure::Postpone(SECOND));
+        world.pass(SECOND);
+    }
+    fail(&mut world);
+    assert!(world.engine.next_given_up().is_none());
+    world.pass(SECOND);
+    fail(&mut world);
+    assert!(world.engine.next_given_up().is_some(), "this time counts");
+}
+
+#[test]
 fn a_wait_that_the_handler_asked_for_is_kept_to_and_counts_as_an_attempt() {
     let mut world = World::new(Ordering::ByKey);
     let owner = world.partition(0..1);
