@@ -22,6 +22,11 @@ const LONGEST_EXIT: Duration = Duration::from_secs(40);
 /// While they are up a commit waits for one dead member at most.
 const CALM_EXIT: Duration = Duration::from_secs(10);
 
+/// A group stands still for a session when a member dies, and for twice that and the failover when its coordinator dies
+/// too. If whoever is given the partitions then dies as well, and the next one again, a partition stands still for as long
+/// as that goes on: there is time in between for some work.
+const BETWEEN_DEATHS: Duration = Duration::from_secs(15);
+
 /// One life of a process. Times are Unix milliseconds.
 pub(crate) struct Life {
     process: Child,
@@ -94,8 +99,7 @@ impl Ledgers {
             random.pause(200..1_700);
             self.assert_alive();
             let victim = random.below(self.alive.len() as u64) as usize;
-            // With one death on top of another the group would wait, without commits, for as long as there are more.
-            let may_die = self.last_death.elapsed() > SESSION * 3 / 2;
+            let may_die = self.last_death.elapsed() > BETWEEN_DEATHS;
             // An orderly end needs somebody to commit to.
             let may_end = !trouble.is_full_now();
             match random.below(10) {
@@ -151,11 +155,14 @@ impl Ledgers {
             peak_memory: 0,
         });
         self.alive.push(number);
+        self.tell(number, "joins");
     }
 
     fn kill(&mut self, victim: usize) {
         self.measure();
-        let life = &mut self.lives[self.alive.remove(victim)];
+        let number = self.alive.remove(victim);
+        self.tell(number, "is killed");
+        let life = &mut self.lives[number];
         life.process.kill().unwrap();
         life.process.wait().unwrap();
         life.killed = Some(now());
@@ -166,6 +173,7 @@ impl Ledgers {
     pub(crate) fn leave(&mut self, victim: usize, trouble: &Trouble) {
         self.measure();
         let number = self.alive.remove(victim);
+        self.tell(number, "is told to end");
         let life = &mut self.lives[number];
         eventually(
             "a new process to heed signals",
@@ -203,7 +211,9 @@ impl Ledgers {
     }
 
     fn freeze(&mut self, victim: usize, time: Duration) {
-        let life = &mut self.lives[self.alive[victim]];
+        let number = self.alive[victim];
+        self.tell(number, &format!("is frozen for {} ms", time.as_millis()));
+        let life = &mut self.lives[number];
         let from = now();
         signal(&life.process, "-STOP");
         thread::sleep(time);
@@ -220,6 +230,10 @@ impl Ledgers {
                 );
             }
         }
+    }
+
+    fn tell(&self, number: usize, what: &str) {
+        println!("{:>7} ms  ledger {number} {what}", now() - self.began);
     }
 
     fn measure(&mut self) {

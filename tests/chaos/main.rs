@@ -203,6 +203,14 @@ struct Outage {
 
 impl Trouble {
     fn begins(&self, full: bool) -> usize {
+        println!(
+            "{}",
+            if full {
+                "all brokers are killed"
+            } else {
+                "a broker is killed"
+            }
+        );
         let mut outages = self.0.lock().unwrap();
         outages.push(Outage {
             full,
@@ -213,6 +221,7 @@ impl Trouble {
     }
 
     fn ends(&self, outage: usize) {
+        println!("brokers are up again");
         self.0.lock().unwrap()[outage].until = now();
     }
 
