@@ -24,3 +24,18 @@ pub const ERROR_KIND: &str = "errorKind";
 pub const ERROR_MESSAGE: &str = "errorMessage";
 /// When the group gave up, in Unix milliseconds.
 pub const FAILED_AT: &str = "failedAt";
+
+/// All names that a dead letter of ours sets, whether it does so this time or not.
+pub(crate) const ALL: [&str; 11] = [
+    RETRY_COUNT,
+    ORIGINAL_TOPIC,
+    ORIGINAL_PARTITION,
+    ORIGINAL_OFFSET,
+    ORIGINAL_TIMESTAMP,
+    MESSAGE_ID,
+    CONSUMER_GROUP,
+    ATTEMPTS,
+    ERROR_KIND,
+    ERROR_MESSAGE,
+    FAILED_AT,
+];

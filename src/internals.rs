@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Record, dead_letter, engine};
+use crate::{Dialect, Record, dead_letter, engine};
 
 /// The window of a partition.
 #[derive(Debug)]
@@ -76,6 +76,10 @@ impl Snapshots {
 }
 
 /// The headers of a record's dead letter: names and values, null or not.
-pub fn dead_letter_headers(record: &Record, error: &str) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
-    dead_letter::headers_of_letter(record, error)
+pub fn dead_letter_headers(
+    record: &Record,
+    error: &str,
+    dialect: Dialect,
+) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    dead_letter::headers_of_letter(record, error, dialect)
 }

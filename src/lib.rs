@@ -201,7 +201,8 @@ pub use record::{Header, Headers, Record, Timestamp, TimestampKind};
 // What happens to failures.
 pub use backoff::Retry;
 pub use classify::{Classification, Classifier, DynError, find_error};
-pub use dead_letter::{DeadLetter, ErrorMessage, FailureKind};
+pub use dead_letter::{DeadLetter, Dialect, ErrorMessage, FailureKind, LastError, Story};
+pub use origin::Origin;
 
 // What can be seen.
 pub use consumer::{

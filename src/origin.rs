@@ -1,16 +1,27 @@
 //! Where a record was first, however often it went through a dead-letter topic since.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
-use crate::{header_names, record::Record};
+use crate::{
+    header_names,
+    record::{Headers, Record},
+};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Origin<'a> {
-    pub(crate) topic: Cow<'a, str>,
-    pub(crate) partition: i32,
-    pub(crate) offset: i64,
-    /// Unix milliseconds.
-    pub(crate) timestamp: Option<i64>,
+/// Where a record was first, before any dead-letter or retry topic.
+///
+/// Shown as `topic/partition/offset/timestamp`, which is the [id](crate::Message::message_id) of a message that brings
+/// none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Origin<'a> {
+    /// The topic. Its form is right; whether there is such a topic is another matter: anybody can write headers.
+    pub topic: &'a str,
+    /// The partition, not negative.
+    pub partition: i32,
+    /// The offset, not negative.
+    pub offset: i64,
+    /// When it was produced or appended, in Unix milliseconds, where that is known.
+    pub timestamp: Option<i64>,
 }
 
 impl<'a> Origin<'a> {
@@ -21,8 +32,8 @@ impl<'a> Origin<'a> {
     /// What the headers say if all of them are well formed, else the record's own position: half an origin would be
     /// the place of some other record.
     pub(crate) fn of(record: &'a Record) -> Self {
-        Self::from_headers(record).unwrap_or_else(|| Self {
-            topic: record.topic().into(),
+        Self::from_headers(record.headers()).unwrap_or_else(|| Self {
+            topic: record.topic(),
             partition: record.partition(),
             offset: record.offset(),
             timestamp: record.timestamp().map(|timestamp| timestamp.as_millis()),
@@ -33,8 +44,14 @@ impl<'a> Origin<'a> {
         self.timestamp.unwrap_or(Self::NO_TIMESTAMP)
     }
 
-    fn from_headers(record: &'a Record) -> Option<Self> {
-        let headers = record.headers();
+    /// Whether the record lies there now: then it is on its first trip.
+    pub(crate) fn is_place_of(&self, record: &Record) -> bool {
+        (self.topic, self.partition, self.offset)
+            == (record.topic(), record.partition(), record.offset())
+    }
+
+    /// What the headers of this library say, if all of them are well formed.
+    pub(crate) fn from_headers(headers: Headers<'a>) -> Option<Self> {
         if headers.is_empty() {
             return None;
         }
@@ -46,7 +63,7 @@ impl<'a> Origin<'a> {
         let offset = number(header_names::ORIGINAL_OFFSET)?;
         let timestamp = headers.get_str(header_names::ORIGINAL_TIMESTAMP)?;
         Some(Self {
-            topic: topic.into(),
+            topic,
             partition: i32::try_from(partition).ok()?,
             offset,
             timestamp: if timestamp == "-1" {

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::dialect::{Dialect, Facts};
+use super::values::LONGEST_MESSAGE;
 use super::{ErrorMessage, Failure};
 use crate::header_names as names;
 use crate::message::Message;
@@ -11,25 +13,6 @@ use crate::record::Record;
 
 /// Name and value, null or not, byte for byte.
 pub(super) type HeaderPair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
-
-/// Enough for a message and its causes, too little to push a record over its topic's limit.
-const LONGEST_MESSAGE: usize = 1_024;
-
-/// All names that a dead letter sets, whether it does so this time or not: those of an earlier trip tell nothing of
-/// this one, and would add up.
-const OURS: [&str; 11] = [
-    names::RETRY_COUNT,
-    names::ORIGINAL_TOPIC,
-    names::ORIGINAL_PARTITION,
-    names::ORIGINAL_OFFSET,
-    names::ORIGINAL_TIMESTAMP,
-    names::MESSAGE_ID,
-    names::CONSUMER_GROUP,
-    names::ATTEMPTS,
-    names::ERROR_KIND,
-    names::ERROR_MESSAGE,
-    names::FAILED_AT,
-];
 
 /// How much is told, from all to what the next trip cannot do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,23 +32,63 @@ impl Detail {
     }
 }
 
-/// The record's own headers as they are and in their order, then ours in place of any it has of the same name.
+/// What does not come from the record: who gives up, and what is told of it in which way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Manner {
+    pub(crate) group: String,
+    pub(crate) error_message: ErrorMessage,
+    pub(crate) dialect: Dialect,
+}
+
+/// The record's own headers as they are and in their order, then those of the neighbour's dialect and ours, in place of
+/// any it has of the same name.
+///
+/// Ours are the last: by that they are known as the newest when others stand there too.
 pub(super) fn dead_letter_headers<'a>(
     record: &'a Record,
     failure: &Failure,
-    group: &'a str,
-    policy: &ErrorMessage,
+    manner: &'a Manner,
     detail: Detail,
 ) -> Vec<HeaderPair<'a>> {
     let own = record.headers();
+    let Manner {
+        group,
+        error_message,
+        dialect,
+    } = manner;
     let kept = own.iter().filter(|header| {
-        !OURS
-            .iter()
-            .any(|name| name.as_bytes() == header.name_bytes())
+        let name = header.name_bytes();
+        !Dialect::Own.replaces(name) && !dialect.replaces(name)
     });
     let mut headers: Vec<HeaderPair<'a>> = kept
         .map(|header| (header.name_bytes().into(), header.value().map(Cow::from)))
         .collect();
+
+    let message = Message::new(record.clone(), failure.attempts, (), None);
+    let mut origin = Origin::of(record);
+    // Other negative ones are nonsense that a producer wrote, and would make the origin malformed.
+    origin.timestamp = origin.timestamp.filter(|millis| *millis >= 0);
+    let told = (detail < Detail::NoMessage)
+        .then(|| error_message.apply(&failure.message))
+        .flatten();
+
+    if detail < Detail::OriginOnly {
+        let facts = Facts {
+            origin: &origin,
+            timestamp_type: dialect.timestamp_type(record, &origin),
+            group,
+            attempts: failure.attempts,
+            kind: failure.kind,
+            message: told.as_deref(),
+            with_message: detail < Detail::NoMessage,
+        };
+        let neighbours = dialect.write(&facts).into_iter();
+        headers.extend(neighbours.map(|(name, value)| {
+            let value = value.map(|value| Cow::Owned(value.into_owned()));
+            (name.as_bytes().into(), value)
+        }));
+    }
+
     let mut set = |name: &'static str, value: Cow<'a, str>| {
         let value = match value {
             Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
@@ -73,11 +96,7 @@ pub(super) fn dead_letter_headers<'a>(
         };
         headers.push((name.as_bytes().into(), Some(value)));
     };
-
-    let message = Message::new(record.clone(), failure.attempts, (), None);
-    let origin = Origin::of(record);
-    // Other negative ones are nonsense that a producer wrote, and would make the origin malformed.
-    let timestamp = origin.timestamp_millis().max(Origin::NO_TIMESTAMP);
+    let timestamp = origin.timestamp_millis();
     set(names::RETRY_COUNT, message.retry_count().to_string().into());
     set(
         names::ORIGINAL_PARTITION,
@@ -85,7 +104,7 @@ pub(super) fn dead_letter_headers<'a>(
     );
     set(names::ORIGINAL_OFFSET, origin.offset.to_string().into());
     set(names::ORIGINAL_TIMESTAMP, timestamp.to_string().into());
-    set(names::ORIGINAL_TOPIC, origin.topic);
+    set(names::ORIGINAL_TOPIC, origin.topic.into());
     set(names::MESSAGE_ID, message.message_id().into());
     if detail < Detail::OriginOnly {
         set(names::CONSUMER_GROUP, group.into());
@@ -93,9 +112,7 @@ pub(super) fn dead_letter_headers<'a>(
         set(names::ERROR_KIND, failure.kind.as_str().into());
         set(names::FAILED_AT, failure.failed_at_ms.to_string().into());
     }
-    if detail < Detail::NoMessage
-        && let Some(text) = policy.apply(&failure.message)
-    {
+    if let Some(text) = told {
         set(names::ERROR_MESSAGE, text.into());
     }
     headers
@@ -172,7 +189,12 @@ mod tests {
         policy: &ErrorMessage,
         detail: Detail,
     ) -> Vec<Owned> {
-        dead_letter_headers(record, &failure(message), "shipping", policy, detail)
+        let manner = Manner {
+            group: "shipping".into(),
+            error_message: policy.clone(),
+            dialect: Dialect::Own,
+        };
+        dead_letter_headers(record, &failure(message), &manner, detail)
             .into_iter()
             .map(|(name, value)| (name.into_owned(), value.map(Cow::into_owned)))
             .collect()
@@ -197,7 +219,7 @@ mod tests {
     }
 
     fn is_ours(name: &[u8]) -> bool {
-        OURS.iter().any(|ours| ours.as_bytes() == name)
+        names::ALL.iter().any(|ours| ours.as_bytes() == name)
     }
 
     #[test]
@@ -218,7 +240,7 @@ mod tests {
         ] {
             assert_eq!(value(&headers, name), Some(expected), "{name}");
         }
-        assert_eq!(headers.len(), OURS.len());
+        assert_eq!(headers.len(), names::ALL.len());
     }
 
     // D3
@@ -335,7 +357,8 @@ mod tests {
     }
 
     fn hostile_headers() -> impl Strategy<Value = Vec<Owned>> {
-        let ours = proptest::sample::select(&OURS[..]).prop_map(|name| name.as_bytes().to_vec());
+        let ours =
+            proptest::sample::select(&names::ALL[..]).prop_map(|name| name.as_bytes().to_vec());
         let any = proptest::collection::vec(any::<u8>(), 0..40);
         let name = prop_oneof![3 => any.clone(), 2 => ours];
         let text = "[0-9]{0,25}|-1|[a-z.]{1,9}".prop_map(String::into_bytes);
@@ -350,8 +373,8 @@ mod tests {
             let first = letter(&record(SOURCE, &headers), "why");
             let foreign: Vec<_> = headers.iter().filter(|(name, _)| !is_ours(name)).cloned().collect();
             prop_assert_eq!(&first[..foreign.len()], &foreign[..]);
-            prop_assert_eq!(first.len(), foreign.len() + OURS.len());
-            for name in OURS {
+            prop_assert_eq!(first.len(), foreign.len() + names::ALL.len());
+            for name in names::ALL {
                 prop_assert!(value(&first, name).is_some());
             }
             prop_assert_eq!(letter(&record(REDRIVEN, &first), "why"), first);

@@ -1,14 +1,20 @@
 //! Records that could not be handled: where they go, and what is noted on them.
 
+mod dialect;
 mod headers;
 mod publisher;
+mod story;
+pub(crate) mod values;
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::kafka::Properties;
 
+pub use dialect::Dialect;
+pub(crate) use headers::Manner;
 pub(crate) use publisher::Publisher;
+pub use story::{LastError, Story};
 
 /// Where records go that failed for good, and what their dead letters tell.
 ///
@@ -33,6 +39,7 @@ pub(crate) use publisher::Publisher;
 pub struct DeadLetter {
     pub(crate) topic: String,
     pub(crate) error_message: ErrorMessage,
+    pub(crate) dialect: Dialect,
     pub(crate) properties: Properties,
 }
 
@@ -42,6 +49,7 @@ impl DeadLetter {
         DeadLetter {
             topic: name.into(),
             error_message: ErrorMessage::default(),
+            dialect: Dialect::default(),
             properties: Properties::default(),
         }
     }
@@ -50,6 +58,21 @@ impl DeadLetter {
     /// a dead letter wants to know why; but messages can quote what a record contains.
     pub fn error_message(mut self, error_message: ErrorMessage) -> Self {
         self.error_message = error_message;
+        self
+    }
+
+    /// Adds the headers that another system would have written, for dashboards and tools that read that system's dead
+    /// letters. This library's own headers are there in any case, so that nothing is lost by it but some room: about
+    /// 500 bytes, and the message once or twice more. When a letter is too large, these go first. [`Dialect::Own`] by
+    /// default: none are added.
+    ///
+    /// ```
+    /// use reliable_consumer::{DeadLetter, Dialect};
+    ///
+    /// let dead_letters = DeadLetter::topic("orders-dlt").dialect(Dialect::Spring);
+    /// ```
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
         self
     }
 
@@ -104,6 +127,19 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    const ALL: [Self; 6] = [
+        Self::Permanent,
+        Self::AttemptsExhausted,
+        Self::Timeout,
+        Self::Panic,
+        Self::Undecodable,
+        Self::Crashed,
+    ];
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+
     /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable` or
     /// `crashed`.
     pub fn as_str(self) -> &'static str {
@@ -140,6 +176,7 @@ pub(crate) struct Failure {
 pub(crate) fn headers_of_letter(
     record: &crate::Record,
     error: &str,
+    dialect: Dialect,
 ) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let failure = Failure {
         kind: FailureKind::Permanent,
@@ -147,8 +184,12 @@ pub(crate) fn headers_of_letter(
         attempts: 1,
         failed_at_ms: 0,
     };
-    let detail = headers::Detail::Full;
-    headers::dead_letter_headers(record, &failure, "group", &ErrorMessage::Keep, detail)
+    let manner = Manner {
+        group: "group".into(),
+        error_message: ErrorMessage::Keep,
+        dialect,
+    };
+    headers::dead_letter_headers(record, &failure, &manner, headers::Detail::Full)
         .into_iter()
         .map(|(name, value)| (name.into_owned(), value.map(|value| value.into_owned())))
         .collect()

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::RwLock;
 
-use super::headers::{Detail, dead_letter_headers};
-use super::{ErrorMessage, Failure};
+use super::Failure;
+use super::headers::{Detail, Manner, dead_letter_headers};
 use crate::kafka::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, Throttle};
 use crate::record::Record;
 
@@ -39,8 +39,7 @@ pub(crate) struct Stalled {
 
 pub(crate) struct Publisher {
     producer: Arc<AckedProducer>,
-    group: String,
-    error_message: ErrorMessage,
+    manner: Manner,
     stalls: Mutex<HashMap<String, Stall>>,
     /// Held by every send until it is answered. A broker refuses a whole batch for one record that is too large, so
     /// whoever was refused for that goes alone, holding it exclusively, and learns whether it was itself the cause.
@@ -55,15 +54,10 @@ struct Stall {
 }
 
 impl Publisher {
-    pub(crate) fn new(
-        producer: Arc<AckedProducer>,
-        group: impl Into<String>,
-        error_message: ErrorMessage,
-    ) -> Self {
+    pub(crate) fn new(producer: Arc<AckedProducer>, manner: Manner) -> Self {
         Publisher {
             producer,
-            group: group.into(),
-            error_message,
+            manner,
             stalls: Mutex::default(),
             company: RwLock::default(),
         }
@@ -126,8 +120,7 @@ impl Publisher {
         detail: Detail,
         alone: bool,
     ) -> Result<(i32, i64), ProduceError> {
-        let headers =
-            dead_letter_headers(record, failure, &self.group, &self.error_message, detail);
+        let headers = dead_letter_headers(record, failure, &self.manner, detail);
         let headers: Vec<RawHeader<'_>> = headers
             .iter()
             .map(|(name, value)| (&**name, value.as_deref()))
@@ -259,7 +252,11 @@ mod tests {
             }
             let config = producer_config(&consumer, &properties).unwrap();
             let producer = Arc::new(AckedProducer::new(config, None).unwrap());
-            let publisher = Arc::new(Publisher::new(producer, "shipping", ErrorMessage::Keep));
+            let manner = Manner {
+                group: "shipping".into(),
+                ..Manner::default()
+            };
+            let publisher = Arc::new(Publisher::new(producer, manner));
             World { cluster, publisher }
         }
 

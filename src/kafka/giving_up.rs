@@ -8,7 +8,7 @@ use std::{
 use super::{client::generate_token, producer::AckedProducer, pump::Pump};
 use crate::{
     consumer::{Exhausted, RunErrorKind},
-    dead_letter::{Failure, FailureKind, Publisher},
+    dead_letter::{Failure, FailureKind, Manner, Publisher},
     engine::{GivenUp, Outcome},
     execute::{Cause, Report},
     record::Record,
@@ -163,16 +163,15 @@ impl Pump {
             });
             match AckedProducer::new(self.settings.producer.clone(), tokens) {
                 Ok(producer) => {
-                    let messages = self
-                        .settings
-                        .dead_letter
-                        .as_ref()
-                        .map(|dead_letter| dead_letter.error_message.clone());
-                    let publisher = Publisher::new(
-                        Arc::new(producer),
-                        &*self.settings.group,
-                        messages.unwrap_or_default(),
-                    );
+                    let mut manner = Manner {
+                        group: self.settings.group.to_string(),
+                        ..Manner::default()
+                    };
+                    if let Some(dead_letter) = &self.settings.dead_letter {
+                        manner.error_message = dead_letter.error_message.clone();
+                        manner.dialect = dead_letter.dialect;
+                    }
+                    let publisher = Publisher::new(Arc::new(producer), manner);
                     self.publisher = Some(Arc::new(publisher));
                 }
                 Err(error) => self.fail(
