@@ -83,3 +83,8 @@ pub fn dead_letter_headers(
 ) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     dead_letter::headers_of_letter(record, error, dialect)
 }
+
+/// Names of the headers that a dead letter in this dialect may have.
+pub fn names_in(dialect: Dialect) -> &'static [&'static str] {
+    dialect.replaced()
+}

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use reliable_consumer::{
-    Message, MessageBuilder, header_names as names, internals::dead_letter_headers,
+    Dialect, Message, MessageBuilder, header_names as names, internals::dead_letter_headers,
 };
 
 type Owned = (Vec<u8>, Option<Vec<u8>>);
@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
     let _ = message.retry_count();
     assert!((1..=512).contains(&message.message_id().len()));
 
-    let first = dead_letter_headers(message.record(), "no such customer");
+    let first = dead_letter_headers(message.record(), "no such customer", Dialect::Own);
     let foreign: Vec<_> = written
         .iter()
         .filter(|(name, _)| !is_ours(name, &first))
@@ -48,7 +48,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(second.message_id(), message.message_id());
     assert_eq!(second.retry_count(), message.retry_count());
     assert_eq!(
-        dead_letter_headers(second.record(), "no such customer"),
+        dead_letter_headers(second.record(), "no such customer", Dialect::Own),
         first
     );
 });

@@ -27,7 +27,7 @@ pub enum Dialect {
     /// of its retry topics; written are `kafka_dlt-*`. Integers are binary, the highest byte first.
     ///
     /// Source: `KafkaHeaders`, `DeadLetterRecordManager`, `DeadLetterPublishingRecovererFactory` and `RetryTopicHeaders`
-    /// of spring-kafka 4.2.0-M1.
+    /// of spring-kafka 4.1.0.
     Spring,
     /// SmallRye Reactive Messaging, as in Quarkus. Read are `dead-letter-*`, and `delayed-retry-*` of its delayed
     /// retries; written are `dead-letter-*`. Decimal integers.
@@ -37,11 +37,11 @@ pub enum Dialect {
     /// Kafka Connect with `errors.deadletterqueue.context.headers.enable`: `__connect.errors.*`. Decimal integers. The
     /// group is written for the connector's name, 0 for its task.
     ///
-    /// Source: `DeadLetterQueueReporter` and `Stage` of Apache Kafka 4.0.
+    /// Source: `DeadLetterQueueReporter` and `Stage` of Apache Kafka 4.3.1.
     Connect,
     /// Kafka Streams with `errors.dead.letter.queue.topic.name` (KIP-1034): `__streams.errors.*`. Decimal integers.
     ///
-    /// Source: `ExceptionHandlerUtils` of Apache Kafka 4.2.
+    /// Source: `ExceptionHandlerUtils` of Apache Kafka 4.3.1.
     Streams,
     /// Share groups with a dead-letter topic (KIP-1191): `__dlq.errors.*`, written by brokers. Decimal integers. The
     /// topic may be the topic's id where the broker did not know its name.
@@ -75,8 +75,6 @@ pub(super) enum Field {
     Class,
     /// Of the cause, where the class itself is that of a wrapper.
     CauseClass,
-    /// What Java shows of an exception: its class, a colon, its message.
-    ClassAndMessage,
     Message,
     Stacktrace,
     /// Handler calls so far.
@@ -188,7 +186,7 @@ impl Dialect {
             b"__streams.errors.topic" => (Streams, Topic),
             b"__streams.errors.partition" => (Streams, Partition),
             b"__streams.errors.offset" => (Streams, Offset),
-            b"__streams.errors.exception" => (Streams, ClassAndMessage),
+            b"__streams.errors.exception" => (Streams, Class),
             b"__streams.errors.message" => (Streams, Message),
             b"__streams.errors.stacktrace" => (Streams, Stacktrace),
 
@@ -323,12 +321,12 @@ impl Dialect {
         let binary = |number: i64| Some(Cow::Owned(number.to_be_bytes().to_vec()));
         let partition = decimal(origin.partition.into());
         let binary_partition = Some(Cow::Owned(origin.partition.to_be_bytes().to_vec()));
-        let shown = match facts.message {
-            Some(message) if facts.with_message => format!("{kind}: {message}"),
-            _ => kind.to_owned(),
-        };
         // Java ends each line of a trace, the first included.
-        let trace = Some(Cow::Owned(format!("{shown}\n").into_bytes()));
+        let trace = match facts.message {
+            Some(message) => format!("{kind}: {message}\n"),
+            None => format!("{kind}\n"),
+        };
+        let trace = Some(Cow::Owned(trace.into_bytes()));
         let message = facts.message.and_then(text);
 
         let mut headers = Vec::with_capacity(11);
@@ -386,10 +384,7 @@ impl Dialect {
                 }
             }
             Self::Streams => {
-                set(
-                    "__streams.errors.exception",
-                    Some(Cow::Owned(shown.into_bytes())),
-                );
+                set("__streams.errors.exception", text(kind));
                 if facts.with_message {
                     set("__streams.errors.message", message);
                     set("__streams.errors.stacktrace", trace);
@@ -432,5 +427,199 @@ impl Dialect {
 impl fmt::Display for Dialect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Headers<'a> = &'a [(&'a str, &'a [u8])];
+
+    const KIND: &[u8] = b"attempts-exhausted";
+    const TRACE: &[u8] = b"attempts-exhausted: no route to host\n";
+    const MESSAGE: &[u8] = b"no route to host";
+
+    fn written(
+        dialect: Dialect,
+        message: Option<&str>,
+        with_message: bool,
+    ) -> Vec<(String, Option<Vec<u8>>)> {
+        let origin = Origin {
+            topic: "orders",
+            partition: 3,
+            offset: 42,
+            timestamp: Some(1_700_000_000_000),
+        };
+        let facts = Facts {
+            origin: &origin,
+            timestamp_type: "CreateTime",
+            group: "shipping",
+            attempts: 5,
+            kind: FailureKind::AttemptsExhausted,
+            message,
+            with_message,
+        };
+        let headers = dialect.write(&facts).into_iter();
+        headers
+            .map(|(name, value)| (name.to_owned(), value.map(Cow::into_owned)))
+            .collect()
+    }
+
+    #[test]
+    fn each_dialect_is_written_byte_for_byte_as_its_own_system_writes_it() {
+        let partition = [0, 0, 0, 3];
+        let offset = [0, 0, 0, 0, 0, 0, 0, 42];
+        let time = [0, 0, 0x01, 0x8b, 0xcf, 0xe5, 0x68, 0x00];
+        let expected: [(Dialect, Headers<'_>); 7] = [
+            (Dialect::Own, &[]),
+            (
+                Dialect::Spring,
+                &[
+                    ("kafka_dlt-exception-fqcn", KIND),
+                    ("kafka_dlt-exception-cause-fqcn", KIND),
+                    ("kafka_dlt-exception-message", MESSAGE),
+                    ("kafka_dlt-exception-stacktrace", TRACE),
+                    ("kafka_dlt-original-topic", b"orders"),
+                    ("kafka_dlt-original-partition", &partition),
+                    ("kafka_dlt-original-offset", &offset),
+                    ("kafka_dlt-original-timestamp", &time),
+                    ("kafka_dlt-original-timestamp-type", b"CreateTime"),
+                    ("kafka_dlt-original-consumer-group", b"shipping"),
+                ],
+            ),
+            (
+                Dialect::SmallRye,
+                &[
+                    ("dead-letter-exception-class-name", KIND),
+                    ("dead-letter-reason", MESSAGE),
+                    ("dead-letter-topic", b"orders"),
+                    ("dead-letter-partition", b"3"),
+                    ("dead-letter-offset", b"42"),
+                ],
+            ),
+            (
+                Dialect::Connect,
+                &[
+                    ("__connect.errors.topic", b"orders"),
+                    ("__connect.errors.partition", b"3"),
+                    ("__connect.errors.offset", b"42"),
+                    ("__connect.errors.connector.name", b"shipping"),
+                    ("__connect.errors.task.id", b"0"),
+                    ("__connect.errors.stage", b"TASK_PUT"),
+                    ("__connect.errors.class.name", b"reliable_consumer::Handler"),
+                    ("__connect.errors.exception.class.name", KIND),
+                    ("__connect.errors.exception.message", MESSAGE),
+                    ("__connect.errors.exception.stacktrace", TRACE),
+                ],
+            ),
+            (
+                Dialect::Streams,
+                &[
+                    ("__streams.errors.exception", KIND),
+                    ("__streams.errors.message", MESSAGE),
+                    ("__streams.errors.stacktrace", TRACE),
+                    ("__streams.errors.topic", b"orders"),
+                    ("__streams.errors.partition", b"3"),
+                    ("__streams.errors.offset", b"42"),
+                ],
+            ),
+            (
+                Dialect::ShareGroup,
+                &[
+                    ("__dlq.errors.topic", b"orders"),
+                    ("__dlq.errors.partition", b"3"),
+                    ("__dlq.errors.offset", b"42"),
+                    ("__dlq.errors.group", b"shipping"),
+                    ("__dlq.errors.delivery.count", b"5"),
+                    ("__dlq.errors.message", MESSAGE),
+                ],
+            ),
+            (
+                Dialect::CloudStream,
+                &[
+                    ("x-original-topic", b"orders"),
+                    ("x-original-partition", &partition),
+                    ("x-original-offset", &offset),
+                    ("x-original-timestamp", &time),
+                    ("x-original-timestamp-type", b"CreateTime"),
+                    ("x-exception-fqcn", KIND),
+                    ("x-exception-message", MESSAGE),
+                    ("x-exception-stacktrace", TRACE),
+                ],
+            ),
+        ];
+        assert_eq!(
+            expected.each_ref().map(|(dialect, _)| *dialect),
+            Dialect::ALL
+        );
+        for (dialect, headers) in expected {
+            let written = written(dialect, Some("no route to host"), true);
+            let written: Vec<_> = written
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_deref().unwrap()))
+                .collect();
+            assert_eq!(written, headers, "{dialect}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_may_not_be_told_is_in_no_header() {
+        for dialect in Dialect::ALL {
+            for with_message in [true, false] {
+                for (name, value) in written(dialect, None, with_message) {
+                    let kind_only: [&[u8]; 2] = [KIND, b"attempts-exhausted\n"];
+                    let tells_error = name.contains("message")
+                        || name.contains("reason")
+                        || name.contains("trace");
+                    assert!(with_message || !tells_error, "{name}");
+                    assert!(
+                        !tells_error || value.is_none_or(|value| kind_only.contains(&&*value)),
+                        "{name}"
+                    );
+                }
+            }
+        }
+        // Connect and Streams have the header also for an exception without a message.
+        for (dialect, name) in [
+            (Dialect::Connect, "__connect.errors.exception.message"),
+            (Dialect::Streams, "__streams.errors.message"),
+        ] {
+            assert!(written(dialect, None, true).contains(&(name.to_owned(), None)));
+        }
+    }
+
+    #[test]
+    fn whatever_is_written_is_replaced_on_the_next_trip_and_means_something_in_its_dialect_only() {
+        for dialect in Dialect::ALL {
+            for (name, _) in written(dialect, Some("why"), true) {
+                assert!(dialect.replaces(name.as_bytes()), "{name}");
+            }
+            for name in dialect.replaced() {
+                let meaning = Dialect::meaning(name.as_bytes());
+                assert!(meaning.is_none_or(|(of, _)| of == dialect), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn deliveries_stay_within_the_sixteen_bits_that_readers_of_share_groups_parse() {
+        let origin = Origin {
+            topic: "orders",
+            partition: 0,
+            offset: 0,
+            timestamp: None,
+        };
+        let facts = Facts {
+            origin: &origin,
+            timestamp_type: "CreateTime",
+            group: "g",
+            attempts: u32::MAX,
+            kind: FailureKind::Permanent,
+            message: None,
+            with_message: true,
+        };
+        let headers = Dialect::ShareGroup.write(&facts);
+        assert!(headers.contains(&("__dlq.errors.delivery.count", Some(Cow::Borrowed(b"32767")))));
     }
 }

@@ -146,7 +146,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::FailureKind;
+    use super::super::{FailureKind, Story};
     use super::*;
     use crate::record::{ChunkBuilder, Source, Timestamp, TimestampKind};
 
@@ -195,6 +195,18 @@ mod tests {
             dialect: Dialect::Own,
         };
         dead_letter_headers(record, &failure(message), &manner, detail)
+            .into_iter()
+            .map(|(name, value)| (name.into_owned(), value.map(Cow::into_owned)))
+            .collect()
+    }
+
+    fn letter_in(dialect: Dialect, record: &Record, message: &str) -> Vec<Owned> {
+        let manner = Manner {
+            group: "shipping".into(),
+            dialect,
+            ..Manner::default()
+        };
+        dead_letter_headers(record, &failure(message), &manner, Detail::Full)
             .into_iter()
             .map(|(name, value)| (name.into_owned(), value.map(Cow::into_owned)))
             .collect()
@@ -269,6 +281,110 @@ mod tests {
                 value(&headers, "errorMessage"),
                 Some(&*format!("error {trip}"))
             );
+        }
+    }
+
+    // D3
+    #[test]
+    fn ten_trips_in_a_neighbours_dialect_do_not_grow_either_and_tell_it_the_same() {
+        let own = pairs(&[("trace", "a")]);
+        for dialect in Dialect::ALL {
+            let first = letter_in(dialect, &record(SOURCE, &own), "error 0");
+            let mut headers = first.clone();
+            for trip in 1..10 {
+                let error = format!("error {trip}");
+                headers = letter_in(dialect, &record(REDRIVEN, &headers), &error);
+                let before = first.iter().map(|(name, value)| {
+                    let text = value.as_ref().map(|value| {
+                        let text = value.windows(7).position(|part| part == b"error 0");
+                        let mut value = value.clone();
+                        if let Some(at) = text {
+                            value.splice(at..at + 7, error.bytes());
+                        }
+                        value
+                    });
+                    (name.clone(), text)
+                });
+                assert!(headers.iter().cloned().eq(before), "{dialect}: {headers:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_timestamps_type_is_told_as_it_was_first() {
+        for (kind, name) in [
+            (Some(TimestampKind::Create), "CreateTime"),
+            (Some(TimestampKind::LogAppend), "LogAppendTime"),
+            (None, "NoTimestampType"),
+        ] {
+            let mut chunk = ChunkBuilder::new(
+                Arc::new(Source {
+                    topic: "orders".into(),
+                    partition: 3,
+                }),
+                None,
+            );
+            let timestamp = kind.map(|kind| Timestamp::new(1, kind));
+            chunk.push(42, timestamp, None, None, None);
+            let first = letter_in(Dialect::Spring, &chunk.finish().record(0), "");
+            let second = letter_in(Dialect::Spring, &record(REDRIVEN, &first), "");
+            for letter in [first, second] {
+                assert_eq!(
+                    value(&letter, "kafka_dlt-original-timestamp-type"),
+                    Some(name)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_another_system_wrote_stays_unless_its_dialect_is_written() {
+        let theirs = pairs(&[
+            ("kafka_dlt-exception-message", "theirs"),
+            ("kafka_dlt-key-exception-message", "theirs"),
+            ("dead-letter-reason", "theirs"),
+        ]);
+        let record = record(SOURCE, &theirs);
+        assert_eq!(letter(&record, "ours")[..3], theirs);
+        let spring = letter_in(Dialect::Spring, &record, "ours");
+        assert_eq!(value(&spring, "kafka_dlt-exception-message"), Some("ours"));
+        assert_eq!(value(&spring, "kafka_dlt-key-exception-message"), None);
+        assert_eq!(value(&spring, "dead-letter-reason"), Some("theirs"));
+    }
+
+    #[test]
+    fn redaction_holds_for_a_neighbours_headers_too() {
+        for (policy, expected) in [
+            (ErrorMessage::Off, None),
+            (
+                ErrorMessage::Redacted(Arc::new(|text| text.replace("4111", "****"))),
+                Some("card ****"),
+            ),
+        ] {
+            for dialect in Dialect::ALL {
+                let manner = Manner {
+                    group: "shipping".into(),
+                    error_message: policy.clone(),
+                    dialect,
+                };
+                let record = record(
+                    SOURCE,
+                    &letter_in(dialect, &record(SOURCE, &[]), "card 4111"),
+                );
+                let headers =
+                    dead_letter_headers(&record, &failure("card 4111"), &manner, Detail::Full);
+                for (name, value) in &headers {
+                    let shown = value.as_deref().unwrap_or_default();
+                    assert!(
+                        !shown.windows(4).any(|part| part == b"4111"),
+                        "{dialect}: {}",
+                        String::from_utf8_lossy(name)
+                    );
+                }
+                let ours = headers.iter().find(|(name, _)| &**name == b"errorMessage");
+                let ours = ours.and_then(|(_, value)| value.as_deref());
+                assert_eq!(ours, expected.map(str::as_bytes));
+            }
         }
     }
 
@@ -349,6 +465,17 @@ mod tests {
         );
         let least = letter_with(&record, "why", &ErrorMessage::Keep, Detail::OriginOnly);
         assert_eq!(value(&least, "errorKind"), None);
+        let manner = Manner {
+            dialect: Dialect::Spring,
+            ..Manner::default()
+        };
+        let sizes = [Detail::Full, Detail::NoMessage, Detail::OriginOnly]
+            .map(|detail| dead_letter_headers(&record, &failure("why"), &manner, detail).len());
+        assert_eq!(
+            sizes,
+            [11 + 10, 10 + 8, 6],
+            "a neighbour's headers go first"
+        );
         assert_eq!(value(&least, "originalOffset"), Some("42"));
         assert_eq!(
             value(&least, "messageId"),
@@ -357,10 +484,15 @@ mod tests {
     }
 
     fn hostile_headers() -> impl Strategy<Value = Vec<Owned>> {
+        let known: Vec<_> = Dialect::ALL
+            .iter()
+            .flat_map(|dialect| dialect.replaced())
+            .collect();
+        let known = proptest::sample::select(known).prop_map(|name| name.as_bytes().to_vec());
         let ours =
             proptest::sample::select(&names::ALL[..]).prop_map(|name| name.as_bytes().to_vec());
         let any = proptest::collection::vec(any::<u8>(), 0..40);
-        let name = prop_oneof![3 => any.clone(), 2 => ours];
+        let name = prop_oneof![3 => any.clone(), 2 => ours, 2 => known];
         let text = "[0-9]{0,25}|-1|[a-z.]{1,9}".prop_map(String::into_bytes);
         let value = proptest::option::of(prop_oneof![any, text]);
         proptest::collection::vec((name, value), 0..30)
@@ -378,6 +510,19 @@ mod tests {
                 prop_assert!(value(&first, name).is_some());
             }
             prop_assert_eq!(letter(&record(REDRIVEN, &first), "why"), first);
+
+            for dialect in Dialect::ALL {
+                let first = letter_in(dialect, &record(SOURCE, &headers), "why");
+                let foreign = headers.iter().filter(|(name, _)| !is_ours(name) && !dialect.replaces(name));
+                let count = foreign.clone().count();
+                prop_assert!(first.iter().take(count).eq(foreign));
+                prop_assert_eq!(&letter_in(dialect, &record(REDRIVEN, &first), "why"), &first);
+                let letter = record(REDRIVEN, &first);
+                let story = Story::of(&letter).unwrap();
+                prop_assert_eq!(story.dialect, Dialect::Own);
+                prop_assert_eq!(story.origin, Some(Origin::of(&letter)));
+                prop_assert_eq!(story.error.message, Some("why"));
+            }
         }
 
         #[test]

@@ -202,10 +202,6 @@ impl<'a> Notes<'a> {
             }
             Field::Class => set(&mut newest.class, values::name(value)?, first_counts),
             Field::CauseClass => set(&mut newest.cause_class, values::name(value)?, first_counts),
-            Field::ClassAndMessage => {
-                let class = value.split(|byte| *byte == b':').next()?;
-                set(&mut newest.class, values::name(class)?, first_counts);
-            }
             Field::Message => set(&mut newest.message, values::message(value)?, first_counts),
             Field::Stacktrace => self.stacktrace = true,
             Field::Attempts => newest.attempts = Some(values::count(value)?),

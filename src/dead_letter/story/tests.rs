@@ -289,11 +289,11 @@ fn a_letter_of_connect_keeps_its_records_timestamp() {
 }
 
 #[test]
-fn a_letter_of_streams_has_the_class_before_the_message() {
+fn a_letter_of_streams_keeps_its_records_timestamp_and_may_have_no_message() {
     let letter = written(&[
         (
             "__streams.errors.exception",
-            b"java.lang.IllegalStateException: no: really",
+            b"java.lang.IllegalStateException",
         ),
         ("__streams.errors.message", b"no: really"),
         (
@@ -311,6 +311,16 @@ fn a_letter_of_streams_has_the_class_before_the_message() {
     assert_eq!(
         story.origin.and_then(|origin| origin.timestamp),
         Some(WRITTEN)
+    );
+
+    let letter = crate::Message::builder()
+        .header("__streams.errors.exception", "java.lang.Error")
+        .null_header("__streams.errors.message")
+        .record();
+    let story = Story::of(&letter).unwrap();
+    assert_eq!(
+        (story.error.class, story.error.message),
+        (Some("java.lang.Error"), None)
     );
 }
 
