@@ -205,7 +205,9 @@ impl<'a> Notes<'a> {
             Field::Message => set(&mut newest.message, values::message(value)?, first_counts),
             Field::Stacktrace => self.stacktrace = true,
             Field::Attempts => newest.attempts = Some(values::count(value)?),
-            Field::NextAttempt => newest.attempts = Some(values::count(value)?.saturating_sub(1)),
+            Field::NextAttempt => {
+                newest.attempts = Some(values::count_in_a_byte(value)?.saturating_sub(1))
+            }
             Field::Retries => newest.attempts = Some(values::count(value)?.saturating_add(1)),
             Field::FailedAt => newest.failed_at = Some(values::timestamp(value)?),
         }

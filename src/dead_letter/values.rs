@@ -9,12 +9,15 @@ pub(super) const LONGEST_MESSAGE: usize = 1_024;
 
 /// A count in decimal or in binary, clamped.
 pub(crate) fn count(value: &[u8]) -> Option<u32> {
-    let number = match value {
-        // Spring Kafka wrote its attempts in one byte once. A digit there is decimal.
-        &[byte] if !byte.is_ascii_digit() => byte.into(),
-        _ => integer(value)?,
-    };
-    Some(u32::try_from(number).unwrap_or(u32::MAX))
+    integer(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+/// A count that Spring Kafka wrote in one byte once, and reads so to this day. A digit is decimal.
+pub(super) fn count_in_a_byte(value: &[u8]) -> Option<u32> {
+    match value {
+        &[byte] if !byte.is_ascii_digit() => Some(byte.into()),
+        _ => count(value),
+    }
 }
 
 /// Not clamped: a partition in range but not the one that was written would be the place of some other record.
@@ -102,11 +105,11 @@ mod tests {
             (&[0, 0, 0, 2], Some(2)),
             (&[0, 0, 0, 0, 0, 0, 0, 3], Some(3)),
             (&[0, 1, 0, 0, 0, 0, 0, 0], Some(u32::MAX)),
-            (&[5], Some(5)),
-            (&[0xff], Some(255)),
             (b"", None),
             (b"abc", None),
             (b"abcd", None),
+            (b"x", None),
+            (&[5], None),
             (b"-1", None),
             (b"+1", None),
             (b"1.5", None),
@@ -121,6 +124,10 @@ mod tests {
         ] {
             assert_eq!(count(value), expected, "{value:?}");
         }
+        assert_eq!(count_in_a_byte(&[5]), Some(5));
+        assert_eq!(count_in_a_byte(&[0xff]), Some(255));
+        assert_eq!(count_in_a_byte(&[0, 0, 0, 5]), Some(5));
+        assert_eq!(count_in_a_byte(b"5"), Some(5));
     }
 
     #[test]
