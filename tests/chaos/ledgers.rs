@@ -22,11 +22,6 @@ const LONGEST_EXIT: Duration = Duration::from_secs(40);
 /// While they are up a commit waits for one dead member at most.
 const CALM_EXIT: Duration = Duration::from_secs(10);
 
-/// A group stands still for a session when a member dies, and for twice that and the failover when its coordinator dies
-/// too. If whoever is given the partitions then dies as well, and the next one again, a partition stands still for as long
-/// as that goes on: there is time in between for some work.
-const BETWEEN_DEATHS: Duration = Duration::from_secs(15);
-
 /// One life of a process. Times are Unix milliseconds.
 pub(crate) struct Life {
     process: Child,
@@ -53,7 +48,6 @@ pub(crate) struct Ledgers {
     folder: PathBuf,
     /// Those that are alive, as indices into `lives`.
     alive: Vec<usize>,
-    last_death: Instant,
 }
 
 impl Ledgers {
@@ -88,7 +82,6 @@ impl Ledgers {
             arguments,
             folder,
             alive: Vec::new(),
-            last_death: Instant::now(),
         };
         (0..3).for_each(|_| ledgers.join());
         ledgers
@@ -99,19 +92,19 @@ impl Ledgers {
             random.pause(200..1_700);
             self.assert_alive();
             let victim = random.below(self.alive.len() as u64) as usize;
-            let may_die = self.last_death.elapsed() > BETWEEN_DEATHS;
             // An orderly end needs somebody to commit to.
             let may_end = !trouble.is_full_now();
             match random.below(10) {
-                0 | 1 if may_die => {
+                0 | 1 if trouble.may_begin() => {
                     self.kill(victim);
+                    trouble.death();
                     self.join();
                 }
-                2 if may_die => {
+                2 if trouble.may_begin() => {
                     // Long enough to be taken for dead.
                     let longer = Duration::from_millis(1_000 + random.below(3_000));
                     self.freeze(victim, SESSION + longer);
-                    self.last_death = Instant::now();
+                    trouble.death();
                 }
                 3 | 4 if may_end => {
                     self.leave(victim, trouble);
@@ -166,7 +159,6 @@ impl Ledgers {
         life.process.kill().unwrap();
         life.process.wait().unwrap();
         life.killed = Some(now());
-        self.last_death = Instant::now();
     }
 
     /// An orderly end.

@@ -89,7 +89,7 @@ impl<'a> Chaos<'a> {
         println!("chaos by seed {seed}");
         let name = format!("seed {seed}, {}, {}", self.protocol, self.ordering);
         let mut ledgers = Ledgers::new(self, name);
-        let trouble = Trouble::default();
+        let trouble = Trouble::new();
         let over = AtomicBool::new(false);
         let end = Instant::now() + time;
         let group = ledgers.group.clone();
@@ -160,12 +160,15 @@ impl<'a> Chaos<'a> {
     ) {
         let third = Instant::now() + end.saturating_duration_since(Instant::now()) / 3;
         let mut outage_due = true;
-        random.pause(5_000..10_000);
         // Dead, coming back and catching up take a while: in the last seconds nobody dies, except all of them where the
         // machine is so slow that it is still to come.
         while !over.load(Ordering::Relaxed)
             && (outage_due || Instant::now() + Duration::from_secs(15) < end)
         {
+            if !trouble.may_begin() {
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            }
             if outage_due && Instant::now() >= third {
                 outage_due = false;
                 let outage = trouble.begins(true);
@@ -173,6 +176,7 @@ impl<'a> Chaos<'a> {
                 thread::sleep(FULL_OUTAGE);
                 self.cluster.restart(1..=3);
                 trouble.ends(outage);
+                trouble.death();
             } else {
                 let broker = 1 + random.below(3) as usize;
                 let outage = trouble.begins(false);
@@ -189,9 +193,16 @@ impl<'a> Chaos<'a> {
     }
 }
 
-/// When brokers were down.
-#[derive(Default)]
-struct Trouble(Mutex<Vec<Outage>>);
+/// A group stands still for a session when a member dies, and for twice that and the failover when its coordinator does.
+/// If whoever is given the partitions then dies as well, and the next one again, a partition stands still for as long as
+/// that goes on: between two deaths there is time for some work.
+const BETWEEN_DEATHS: Duration = Duration::from_secs(15);
+
+/// When brokers were down, and when somebody died last.
+struct Trouble {
+    outages: Mutex<Vec<Outage>>,
+    last_death: Mutex<Instant>,
+}
 
 #[derive(Clone, Copy)]
 struct Outage {
@@ -202,6 +213,21 @@ struct Outage {
 }
 
 impl Trouble {
+    fn new() -> Self {
+        Self {
+            outages: Mutex::default(),
+            last_death: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn may_begin(&self) -> bool {
+        self.last_death.lock().unwrap().elapsed() > BETWEEN_DEATHS
+    }
+
+    fn death(&self) {
+        *self.last_death.lock().unwrap() = Instant::now();
+    }
+
     fn begins(&self, full: bool) -> usize {
         println!(
             "{}",
@@ -211,7 +237,8 @@ impl Trouble {
                 "a broker is killed"
             }
         );
-        let mut outages = self.0.lock().unwrap();
+        self.death();
+        let mut outages = self.outages.lock().unwrap();
         outages.push(Outage {
             full,
             from: now(),
@@ -222,11 +249,11 @@ impl Trouble {
 
     fn ends(&self, outage: usize) {
         println!("brokers are up again");
-        self.0.lock().unwrap()[outage].until = now();
+        self.outages.lock().unwrap()[outage].until = now();
     }
 
     fn outages(&self) -> Vec<Outage> {
-        self.0.lock().unwrap().clone()
+        self.outages.lock().unwrap().clone()
     }
 
     fn is_full_now(&self) -> bool {
