@@ -226,7 +226,7 @@ impl Dialect {
     }
 
     /// All that it sets on a dead letter, or might set.
-    pub(super) fn replaced(self) -> &'static [&'static str] {
+    pub(crate) fn replaced(self) -> &'static [&'static str] {
         match self {
             Self::Own => &own::ALL,
             Self::Spring => &[
