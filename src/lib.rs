@@ -208,8 +208,9 @@ pub use origin::Origin;
 // What can be seen.
 pub use consumer::{
     Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-    StalledDeadLetters, Status,
+    StalledDeadLetters, Status, WaitingRecord,
 };
+pub use engine::RecordState;
 
 /// Any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

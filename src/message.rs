@@ -65,10 +65,13 @@ impl<P> Message<P> {
     /// Whether this record's partition is being taken away, or the consumer shuts down. The handler may go on until
     /// [`deadline`](Self::deadline); a long one had better stop where it can, and return an error: its record is handled
     /// again by whoever owns the partition next.
+    ///
+    /// Also true once the record is given up for its [`stuck_limit`](crate::Builder::stuck_limit), for work that goes on
+    /// elsewhere with a clone of the message: the handler itself is dropped then.
     pub fn is_cancelled(&self) -> bool {
         self.origin
             .as_ref()
-            .is_some_and(|(lease, _)| lease.is_cancelled())
+            .is_some_and(|(lease, seq)| lease.is_cancelled(*seq))
     }
 
     /// Completes when [`is_cancelled`](Self::is_cancelled) becomes true. Never for a message that was
@@ -87,7 +90,7 @@ impl<P> Message<P> {
     /// ```
     pub async fn cancelled(&self) {
         match &self.origin {
-            Some((lease, _)) => lease.cancelled().await,
+            Some((lease, seq)) => lease.cancelled(*seq).await,
             None => std::future::pending().await,
         }
     }

@@ -62,6 +62,7 @@ pub struct Builder {
     filter: Option<Filter>,
     commit_interval: Duration,
     stuck_after: Duration,
+    stuck_limit: Option<Duration>,
     listener: Option<Arc<dyn RebalanceListener>>,
     drain_timeout: Duration,
     shutdown_timeout: Duration,
@@ -89,6 +90,7 @@ impl Builder {
             filter: None,
             commit_interval: Duration::from_secs(1),
             stuck_after: Duration::from_secs(60),
+            stuck_limit: None,
             listener: None,
             drain_timeout: Duration::from_secs(10),
             shutdown_timeout: Duration::from_secs(25),
@@ -257,12 +259,38 @@ impl Builder {
         self
     }
 
-    /// A record that holds up its partition for longer than this is named in the log and as an
-    /// [`Event::Stuck`](super::Event::Stuck), again each time its age has doubled. Default one minute. It counts from
-    /// the handler's start, from its first failure, or from its last
-    /// [`report_progress`](crate::Message::report_progress).
+    /// A record that holds up its partition for longer than this, or runs for longer, is named in the log, in
+    /// [`Status::stuck`](super::Status::stuck) and as an [`Event::Stuck`](super::Event::Stuck), there again each time
+    /// its age has doubled. Default one minute. It counts from the handler's start, from its first failure, or from its
+    /// last [`report_progress`](crate::Message::report_progress); for a record that no handler was free for, from when
+    /// it became the oldest unfinished one. Looked at once a second.
     pub fn stuck_after(mut self, age: Duration) -> Self {
         self.stuck_after = age;
+        self
+    }
+
+    /// A record that holds up its partition for longer than this is given up: it goes to the dead-letter topic as
+    /// [`Stuck`](crate::FailureKind::Stuck), or [`exhausted`](Self::exhausted) decides. Default: none, so that it is
+    /// waited for, and the partition stops when its [`window`](Self::window) is full.
+    ///
+    /// Only the oldest unfinished record of a partition is given up, when it has been with its handler for that long
+    /// (since its last [`report_progress`](crate::Message::report_progress)), or when its first failure is that long
+    /// ago; whatever [`retry`](Self::retry) would still allow. It is looked at once a second.
+    ///
+    /// The price: a handler that is given up is [told](crate::Message::cancelled) and dropped at its `await`, and what it
+    /// had under way elsewhere (a request, a blocking thread, a task of its own) may still take effect, although the
+    /// record stands in the dead-letter topic. A handler that blocks its thread cannot be interrupted: its record is
+    /// given up when the thread comes back, unless it has succeeded by then.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use reliable_consumer::{DeadLetter, ReliableConsumer};
+    /// let builder = ReliableConsumer::builder()
+    ///     .stuck_limit(Duration::from_secs(15 * 60))
+    ///     .dead_letter(DeadLetter::topic("orders.dlq"));
+    /// ```
+    pub fn stuck_limit(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.stuck_limit = limit.into();
         self
     }
 
@@ -337,6 +365,9 @@ impl Builder {
         check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
         positive("commit_interval", self.commit_interval)?;
         positive("stuck_after", self.stuck_after)?;
+        if let Some(limit) = self.stuck_limit {
+            positive("stuck_limit", limit)?;
+        }
         if let Some(limit) = self.crash_limit {
             check("crash_limit", limit as usize, 1..=u32::MAX as usize)?;
         }
@@ -378,6 +409,7 @@ impl Builder {
             classifier: self.classifier,
             filter: self.filter,
             stuck_after: self.stuck_after,
+            stuck_limit: self.stuck_limit,
             listener: self.listener,
             drain_timeout: self.drain_timeout,
             shutdown_timeout: self.shutdown_timeout,

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::record::Source;
+use crate::{RecordState, record::Source};
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,7 +46,7 @@ pub enum Event {
         /// What the broker said.
         error: String,
     },
-    /// A record has been with its handler, or waiting for it in front of all others, for longer than
+    /// A record holds up its partition, or has been with its handler, for longer than
     /// [`stuck_after`](super::Builder::stuck_after). Told again each time its age has doubled.
     Stuck(StuckRecord),
     /// The log of this partition began anew: offsets at or below `last` came again.
@@ -69,7 +69,7 @@ pub enum Event {
     Missed(u64),
 }
 
-/// A record that holds up its partition.
+/// A record that holds up its partition, or runs for very long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StuckRecord {
@@ -77,11 +77,21 @@ pub struct StuckRecord {
     pub partition: TopicPartition,
     /// Its offset.
     pub offset: i64,
-    /// How long it has been with its handler.
+    /// Tells keys apart without showing them: the same for the same key for as long as this process lives. `None` for a
+    /// null key.
+    pub key_hash: Option<u32>,
+    /// What it waits for.
+    pub state: RecordState,
+    /// For how long it has held things up: since its handler started or last reported progress, or since its first
+    /// failure if that is longer ago; if it has not been called yet, since it became the oldest unfinished one.
     pub age: Duration,
-    /// Which call of the handler this is, from 1.
+    /// How long the call that runs has been running, since its last progress; `None` if none runs.
+    pub run_age: Option<Duration>,
+    /// How long it has waited without running, since it was read or last failed; `None` while it runs.
+    pub queue_age: Option<Duration>,
+    /// Which call of the handler this is, from 1; of one that waits, which comes next.
     pub attempt: u32,
-    /// Finished records that cannot be committed before it finishes.
+    /// Finished records behind it. They cannot be committed before it finishes.
     pub holds_back: usize,
 }
 

@@ -24,7 +24,7 @@ pub use self::{
     settings::{Exhausted, StartPolicy},
     status::{
         Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-        StalledDeadLetters, Status,
+        StalledDeadLetters, Status, WaitingRecord,
     },
 };
 use crate::{

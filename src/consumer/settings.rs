@@ -108,6 +108,7 @@ pub(crate) struct Settings {
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
     pub(crate) filter: Option<Filter>,
     pub(crate) stuck_after: Duration,
+    pub(crate) stuck_limit: Option<Duration>,
     pub(crate) listener: Option<Arc<dyn RebalanceListener>>,
     pub(crate) drain_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,

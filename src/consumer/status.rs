@@ -5,6 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use super::StuckRecord;
+
 /// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -15,6 +17,9 @@ pub struct Status {
     pub bytes: usize,
     /// Bytes that fetched records hold in memory, finished neighbours of unfinished ones included.
     pub resident_bytes: usize,
+    /// Records that hold up their partition, or have been with their handler, for longer than
+    /// [`stuck_after`](super::Builder::stuck_after): at most two a partition.
+    pub stuck: Vec<StuckRecord>,
     /// Dead letters that the brokers have refused or not acknowledged for a while, by topic.
     pub stalled_dead_letters: Vec<StalledDeadLetters>,
     /// The client reports that no broker can be reached, for this long.
@@ -94,6 +99,12 @@ pub struct PartitionStatus {
     pub bytes: usize,
     /// The record that has been with its handler for longest.
     pub oldest_running: Option<RunningRecord>,
+    /// The record that has waited for longest without running: behind its key or partition, for a handler to be free,
+    /// or for its next attempt.
+    pub oldest_waiting: Option<WaitingRecord>,
+    /// Records that are still to be handled with care, few at a time or each alone: the process that had this partition
+    /// before died, and one of them may be why. See [`crash_limit`](super::Builder::crash_limit).
+    pub suspects: usize,
 }
 
 /// Whether a partition is held or on its way out.
@@ -125,6 +136,18 @@ pub struct RunningRecord {
     /// For how long.
     pub age: Duration,
     /// Which call of the handler this is, from 1.
+    pub attempt: u32,
+}
+
+/// A record that waits for a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitingRecord {
+    /// Its offset.
+    pub offset: i64,
+    /// Since it was read, or its last attempt failed.
+    pub age: Duration,
+    /// Which call of the handler comes next, from 1.
     pub attempt: u32,
 }
 

@@ -124,24 +124,27 @@ pub enum FailureKind {
     /// The process died while the record ran alone, as often as
     /// [`crash_limit`](crate::Builder::crash_limit) says.
     Crashed,
+    /// The record held up its partition for longer than [`stuck_limit`](crate::Builder::stuck_limit).
+    Stuck,
 }
 
 impl FailureKind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Permanent,
         Self::AttemptsExhausted,
         Self::Timeout,
         Self::Panic,
         Self::Undecodable,
         Self::Crashed,
+        Self::Stuck,
     ];
 
     fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable` or
-    /// `crashed`.
+    /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable`,
+    /// `crashed` or `stuck`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Permanent => "permanent",
@@ -150,6 +153,7 @@ impl FailureKind {
             Self::Panic => "panic",
             Self::Undecodable => "undecodable",
             Self::Crashed => "crashed",
+            Self::Stuck => "stuck",
         }
     }
 }

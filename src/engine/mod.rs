@@ -28,14 +28,14 @@ use std::{
 pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
-    partition::{Blocker, Counts, PartitionStatus},
+    partition::{Counts, OpenRecord, PartitionStatus},
     snapshot::{FinishedAbove, Identity, Inherited, Marks, decode as decode_snapshot},
 };
-pub use self::{lanes::Ordering, staged::Guarantee};
+pub use self::{lanes::Ordering, partition::RecordState, staged::Guarantee};
 use self::{
     lanes::{Queued, Turn},
     pace::Pace,
-    partition::{Partition, State},
+    partition::{Partition, State, clock},
     schedule::Schedule,
     suspects::Pass,
 };
@@ -109,6 +109,9 @@ pub(crate) struct Job<R> {
 pub(crate) struct Batch<R> {
     pub(crate) owner: Ownership,
     pub(crate) jobs: Vec<Job<R>>,
+    /// There may be no handlers free for them yet: that one has started is to be told by [`Engine::started`], unless it
+    /// is done at once.
+    pub(crate) beyond: bool,
 }
 
 /// How a record was finished.
@@ -189,6 +192,9 @@ pub(crate) enum Received {
 pub(crate) struct Engine<R, C> {
     config: Config,
     now: Instant,
+    began: Instant,
+    /// The same as `now`, for what is noted with each record.
+    clock: u32,
     partitions: Vec<Option<Partition<R>>>,
     free: Vec<u32>,
     ids: u32,
@@ -220,6 +226,8 @@ impl<R, C> Engine<R, C> {
         Self {
             config,
             now,
+            began: now,
+            clock: 0,
             partitions: Vec::new(),
             free: Vec::new(),
             ids: 0,
@@ -389,7 +397,7 @@ impl<R, C> Engine<R, C> {
         {
             return Received::WentBack { last: last - 1 };
         }
-        if partition.receive(offset, key, bytes, record) {
+        if partition.receive(offset, key, bytes, record, self.clock) {
             self.bytes += bytes;
             if partition.commits_first() {
                 self.next_commit = Some(self.now);
@@ -416,6 +424,7 @@ impl<R, C> Engine<R, C> {
     /// Tells the time; retries that are due come back to their lanes.
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
+        self.clock = clock(self.began, self.now);
         self.pace.sample(self.now, self.turns_out);
         while let Some(waiting) = self.schedule.take_due(self.now) {
             if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
@@ -475,7 +484,10 @@ impl<R, C> Engine<R, C> {
             self.next_partition = (at + 1) % count;
             let partition = self.partitions[at].as_mut()?;
             let buffer = self.spent.pop().unwrap_or_default();
-            let (batch, taken) = partition.take_batch(turns.min(BATCH), length, self.now, buffer);
+            let beyond =
+                self.turns_out + turns.min(partition.lanes.len()) > self.config.concurrency;
+            let (batch, taken) =
+                partition.take_batch(turns.min(BATCH), length, beyond, self.clock, buffer);
             self.turns_out += taken;
             return Some(batch);
         }
@@ -517,12 +529,11 @@ impl<R, C> Engine<R, C> {
         let Some(partition) = &mut self.partitions[at] else {
             return;
         };
-        let (batch, _) = partition.take_batch(1, 1, self.now, Vec::new());
+        let (batch, _) = partition.take_batch(1, 1, true, self.clock, Vec::new());
         for job in batch.jobs {
             partition.lanes.hold(job.lane);
             partition.report(job.lane);
-            partition.not_started(job.seq);
-            partition.given_up += 1;
+            partition.give_up(job.seq, self.now);
             self.crashed.push_back(Crashed {
                 owner: batch.owner,
                 seq: job.seq,
@@ -607,11 +618,11 @@ impl<R, C> Engine<R, C> {
         self.note_change();
     }
 
-    /// The record starts now: its predecessor in the turn is done.
+    /// The record starts now: its predecessor in the turn is done, or it has got its handler.
     pub(crate) fn started(&mut self, owner: Ownership, seq: u64) {
-        let now = self.now;
+        let clock = self.clock;
         if let Some(partition) = self.partition_mut(owner) {
-            partition.started(seq, now);
+            partition.started(seq, clock);
         }
     }
 
@@ -665,7 +676,7 @@ impl<R, C> Engine<R, C> {
             return;
         }
         let random = splitmix(&mut self.random);
-        let since_first = partition.failed_for(job.seq, self.now);
+        let since_first = partition.failed_for(job.seq, self.now, self.clock);
         let (policy, asked, is_final) = match then {
             AfterFailure::Retry(policy) => (policy, None, false),
             AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait), false),
@@ -693,7 +704,7 @@ impl<R, C> Engine<R, C> {
                 }
             }
             None => {
-                partition.given_up += 1;
+                partition.give_up(job.seq, self.now);
                 self.given_up.push_back(GivenUp {
                     owner,
                     seq: job.seq,
@@ -704,6 +715,26 @@ impl<R, C> Engine<R, C> {
                 });
             }
         }
+    }
+
+    /// Gives up a record that waits for its next attempt. `false`: it does not.
+    pub(crate) fn give_up(&mut self, owner: Ownership, seq: u64, cause: C) -> bool {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return false;
+        };
+        let Some((lane, queued)) = self.schedule.take(owner, seq) else {
+            return false;
+        };
+        partition.give_up(seq, self.now);
+        self.given_up.push_back(GivenUp {
+            owner,
+            seq,
+            lane,
+            record: queued.record,
+            attempts: queued.attempts,
+            cause,
+        });
+        true
     }
 
     /// The next record to dead-letter, or to do with what the user chose.
@@ -913,14 +944,26 @@ impl<R, C> Engine<R, C> {
 
     // ---- what can be seen ----
 
-    /// The record that holds up its partition: the lowest unfinished one, once it has been handed to its handler.
-    pub(crate) fn blocker(&self, owner: Ownership) -> Option<Blocker> {
-        self.partition(owner)?.blocker(self.now)
+    /// The lowest unfinished record of a partition: what has finished behind it waits for it.
+    pub(crate) fn head(&self, owner: Ownership) -> Option<OpenRecord> {
+        self.partition(owner)?.head(self.now, self.clock)
+    }
+
+    /// The record of a partition that has been with its handler for longest.
+    pub(crate) fn oldest_running(&self, owner: Ownership) -> Option<OpenRecord> {
+        self.partition(owner)?.oldest_running(self.now, self.clock)
+    }
+
+    /// Whether records of the partition may go to handlers: it is neither paused nor being given away.
+    pub(crate) fn is_going(&self, owner: Ownership) -> bool {
+        self.partition(owner)
+            .is_some_and(|partition| partition.goes_on() && !partition.paused)
     }
 
     pub(crate) fn status(&self, owner: Ownership) -> Option<PartitionStatus> {
         let partition = self.partition(owner)?;
-        Some(partition.status(self.schedule.count(owner), self.now))
+        let retrying = self.schedule.count(owner);
+        Some(partition.status(retrying, self.now, self.clock))
     }
 
     /// Bytes of all unfinished records.

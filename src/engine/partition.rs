@@ -54,24 +54,35 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// The oldest record that is with a handler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RunningRecord {
-    pub(crate) offset: i64,
-    /// Since it was handed to its handler.
-    pub(crate) age: Duration,
-    pub(crate) attempt: u32,
+/// What an unfinished record is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RecordState {
+    /// Its first call: for a record that has to come before it, or for a handler to be free.
+    Queued,
+    /// Its handler.
+    Running,
+    /// Its next attempt.
+    Retrying,
+    /// The acknowledgement of its dead letter.
+    DeadLettering,
 }
 
-/// The record that holds up its partition.
+/// A record that has not finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Blocker {
+pub(crate) struct OpenRecord {
     pub(crate) seq: u64,
     pub(crate) offset: i64,
-    /// Since it was handed to its handler or had to report progress, or since its first failure.
+    pub(crate) key_hash: Option<u32>,
+    pub(crate) state: RecordState,
+    /// With its handler, since it was handed to it or had to report progress; otherwise without one, since it came or
+    /// last failed.
+    pub(crate) in_state: Duration,
+    /// The same, or since its first failure if that is longer.
     pub(crate) age: Duration,
+    /// Of the call that runs, or else comes next.
     pub(crate) attempt: u32,
-    /// Finished records that wait for it.
+    /// Finished records behind it.
     pub(crate) holds_back: usize,
 }
 
@@ -92,7 +103,11 @@ pub(crate) struct PartitionStatus {
     /// Given up, its dead letter not acknowledged yet.
     pub(crate) dead_lettering: usize,
     pub(crate) bytes: usize,
-    pub(crate) oldest_running: Option<RunningRecord>,
+    pub(crate) oldest_running: Option<OpenRecord>,
+    /// Of those that are queued or wait for a retry.
+    pub(crate) oldest_waiting: Option<OpenRecord>,
+    /// Records to be handled with care, since the process that had the partition died.
+    pub(crate) suspects: usize,
     pub(crate) draining: bool,
     pub(crate) paused: bool,
     /// Committed and not finished, under [`Guarantee::AtMostOnce`].
@@ -104,16 +119,19 @@ pub(crate) struct PartitionStatus {
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     bytes: u32,
-    /// When it was handed over, see [`millis`]; [`QUEUED`] before that.
+    /// Of the key's hash, and not zero; zero for a record without a key.
+    key: u32,
+    /// Since when it waits, by the engine's [`clock`]; with [`RUNNING`], since when it is with its handler.
     since: u32,
 }
-const QUEUED: u32 = u32::MAX;
+const RUNNING: u32 = 1 << 31;
 
-/// A record that has failed before.
+/// A record that has failed before, or is given up.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
     first: Instant,
     attempts: u32,
+    given_up: bool,
 }
 
 #[derive(Debug)]
@@ -150,7 +168,6 @@ pub(crate) struct Partition<R> {
     size: usize,
     /// Moves with every finished record: what the broker has not seen yet is a commit to send.
     version: u64,
-    began: Option<Instant>,
     ordering: Ordering,
 }
 
@@ -195,7 +212,6 @@ impl<R> Partition<R> {
             ),
             size: FIRST_SIZE,
             version: u64::from(moved || noted),
-            began: None,
             ordering: config.ordering,
         }
     }
@@ -207,7 +223,14 @@ impl<R> Partition<R> {
 
     /// `false`: an earlier owner has finished it, so that nothing is kept of it.
     #[inline]
-    pub fn receive(&mut self, offset: i64, key: Option<u64>, bytes: usize, record: R) -> bool {
+    pub fn receive(
+        &mut self,
+        offset: i64,
+        key: Option<u64>,
+        bytes: usize,
+        record: R,
+        clock: u32,
+    ) -> bool {
         let seq = self.window.deliver(offset);
         if self.window.span() > self.slots.len() {
             self.grow_slots();
@@ -223,7 +246,8 @@ impl<R> Partition<R> {
         let at = self.slot(seq);
         self.slots[at] = Slot {
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
-            since: QUEUED,
+            key: key.map_or(0, |key| (key as u32).max(1)),
+            since: clock,
         };
         self.bytes += bytes;
         // Follows larger sizes at once and smaller ones slowly.
@@ -255,7 +279,8 @@ impl<R> Partition<R> {
         let mut slots = vec![
             Slot {
                 bytes: 0,
-                since: QUEUED
+                key: 0,
+                since: 0
             };
             grown
         ];
@@ -282,14 +307,15 @@ impl<R> Partition<R> {
     }
 
     /// Takes up to `turns` turns of up to `length` records each, and [`BATCH`] records in all, into an empty buffer.
+    /// `beyond`: there are no handlers for them yet.
     pub(crate) fn take_batch(
         &mut self,
         turns: usize,
         length: usize,
-        now: Instant,
+        beyond: bool,
+        clock: u32,
         mut jobs: Vec<Job<R>>,
     ) -> (Batch<R>, usize) {
-        let since = self.clock(now);
         jobs.reserve(BATCH.min(turns.max(16)));
         let mut taken = 0;
         let mask = self.slots.len() - 1;
@@ -297,8 +323,8 @@ impl<R> Partition<R> {
             let first = jobs.len();
             let slots = &mut self.slots;
             let give = |queued: Queued<R>| {
-                if jobs.len() == first {
-                    slots[queued.seq as usize & mask].since = since;
+                if jobs.len() == first && !beyond {
+                    slots[queued.seq as usize & mask].since = clock | RUNNING;
                 }
                 jobs.push(Job {
                     record: queued.record,
@@ -322,13 +348,10 @@ impl<R> Partition<R> {
             Batch {
                 owner: self.owner,
                 jobs,
+                beyond,
             },
             taken,
         )
-    }
-
-    fn clock(&mut self, now: Instant) -> u32 {
-        millis(*self.began.get_or_insert(now), now)
     }
 
     /// Marks a record as finished and returns the bytes that it had kept.
@@ -360,29 +383,26 @@ impl<R> Partition<R> {
         self.lanes.report(lane)
     }
 
-    pub(crate) fn started(&mut self, seq: u64, now: Instant) {
+    pub(crate) fn started(&mut self, seq: u64, clock: u32) {
         if self.window.is_open(seq) {
-            let (at, since) = (self.slot(seq), self.clock(now));
-            self.slots[at].since = since;
+            let at = self.slot(seq);
+            self.slots[at].since = clock | RUNNING;
         }
     }
 
     /// The record has come back untouched.
     pub(crate) fn not_started(&mut self, seq: u64) {
         let at = self.slot(seq);
-        self.slots[at].since = QUEUED;
+        self.slots[at].since &= !RUNNING;
     }
 
     /// Notes a failed attempt, and returns for how long the record has been failing.
-    pub(crate) fn failed_for(&mut self, seq: u64, now: Instant) -> Duration {
-        let failing = self.failing.entry(seq).or_insert(Failing {
-            first: now,
-            attempts: 0,
-        });
+    pub(crate) fn failed_for(&mut self, seq: u64, now: Instant, clock: u32) -> Duration {
+        let failing = self.failing(seq, now);
         failing.attempts += 1;
         let first = failing.first;
         let at = self.slot(seq);
-        self.slots[at].since = QUEUED;
+        self.slots[at].since = clock;
         now.saturating_duration_since(first)
     }
 
@@ -392,6 +412,20 @@ impl<R> Partition<R> {
             failing.first = super::later(failing.first, wait);
         }
         self.not_started(seq);
+    }
+
+    /// The record is not going to be run again.
+    pub(crate) fn give_up(&mut self, seq: u64, now: Instant) {
+        self.given_up += 1;
+        self.failing(seq, now).given_up = true;
+    }
+
+    fn failing(&mut self, seq: u64, now: Instant) -> &mut Failing {
+        self.failing.entry(seq).or_insert(Failing {
+            first: now,
+            attempts: 0,
+            given_up: false,
+        })
     }
 
     pub(crate) fn commit_is_due(&self) -> bool {
@@ -555,7 +589,7 @@ impl<R> Partition<R> {
         self.committed.isolate();
     }
 
-    pub fn status(&self, retrying: usize, now: Instant) -> PartitionStatus {
+    pub fn status(&self, retrying: usize, now: Instant, clock: u32) -> PartitionStatus {
         let unfinished = self.window.span() - self.window.held();
         let running = match self.ordering {
             Ordering::Unordered => self.out,
@@ -573,7 +607,11 @@ impl<R> Partition<R> {
             retrying,
             dead_lettering: self.given_up,
             bytes: self.bytes,
-            oldest_running: self.oldest_running(now),
+            oldest_running: self.oldest_running(now, clock),
+            oldest_waiting: self.oldest(now, clock, |state| {
+                matches!(state, RecordState::Queued | RecordState::Retrying)
+            }),
+            suspects: self.suspects.count(),
             draining: self.state == State::Draining,
             paused: self.paused,
             committed_left: self.committed_left(),
@@ -581,45 +619,70 @@ impl<R> Partition<R> {
         }
     }
 
-    pub(crate) fn blocker(&self, now: Instant) -> Option<Blocker> {
-        let seq = self.window.head()?;
-        let failing = self.failing.get(&seq);
-        let since = self.slots[self.slot(seq)].since;
-        let running = (since != QUEUED)
-            .then(|| Some(millis(self.began?, now).wrapping_sub(since)))
-            .flatten()
-            .map(|age| Duration::from_millis(age.into()));
-        let failing_for = failing.map(|failing| now.saturating_duration_since(failing.first));
-        Some(Blocker {
-            seq,
-            offset: self.window.offset(seq)?,
-            age: running.max(failing_for)?,
-            attempt: failing.map_or(1, |failing| failing.attempts + 1),
-            holds_back: self.window.held(),
-        })
+    /// The lowest unfinished record.
+    pub(crate) fn head(&self, now: Instant, clock: u32) -> Option<OpenRecord> {
+        self.open_record(self.window.head()?, now, clock)
     }
 
-    fn oldest_running(&self, now: Instant) -> Option<RunningRecord> {
+    /// The record that has been with its handler for longest.
+    pub(crate) fn oldest_running(&self, now: Instant, clock: u32) -> Option<OpenRecord> {
+        if self.out == 0 {
+            return None;
+        }
+        self.oldest(now, clock, |state| state == RecordState::Running)
+    }
+
+    /// Of all unfinished records in such a state, the one that has been in it for longest.
+    fn oldest(
+        &self,
+        now: Instant,
+        clock: u32,
+        wanted: impl Fn(RecordState) -> bool,
+    ) -> Option<OpenRecord> {
         let head = self.window.head()?;
-        let clock = millis(self.began?, now);
-        let age = |seq: u64| clock.wrapping_sub(self.slots[self.slot(seq)].since);
-        let running =
-            |seq: &u64| self.window.is_open(*seq) && self.slots[self.slot(*seq)].since != QUEUED;
-        let open = (head..head + self.window.span() as u64).filter(running);
-        let oldest = open.min_by_key(|seq| Reverse(age(*seq)))?;
-        Some(RunningRecord {
-            offset: self.window.offset(oldest)?,
-            age: Duration::from_millis(age(oldest).into()),
-            attempt: self
-                .failing
-                .get(&oldest)
-                .map_or(1, |failing| failing.attempts + 1),
+        let open = (head..head + self.window.span() as u64)
+            .filter(|seq| self.window.is_open(*seq) && wanted(self.state_of(*seq)));
+        let oldest = open.min_by_key(|seq| Reverse(self.in_state(*seq, clock)))?;
+        self.open_record(oldest, now, clock)
+    }
+
+    fn state_of(&self, seq: u64) -> RecordState {
+        if self.slots[self.slot(seq)].since & RUNNING != 0 {
+            return RecordState::Running;
+        }
+        if self.failing.is_empty() {
+            return RecordState::Queued;
+        }
+        match self.failing.get(&seq) {
+            None => RecordState::Queued,
+            Some(failing) if failing.given_up => RecordState::DeadLettering,
+            Some(_) => RecordState::Retrying,
+        }
+    }
+
+    fn in_state(&self, seq: u64, clock: u32) -> u32 {
+        clock.wrapping_sub(self.slots[self.slot(seq)].since) & !RUNNING
+    }
+
+    fn open_record(&self, seq: u64, now: Instant, clock: u32) -> Option<OpenRecord> {
+        let failing = self.failing.get(&seq);
+        let in_state = Duration::from_millis(self.in_state(seq, clock).into());
+        let failing_for = failing.map(|failing| now.saturating_duration_since(failing.first));
+        let key = self.slots[self.slot(seq)].key;
+        Some(OpenRecord {
+            seq,
+            offset: self.window.offset(seq)?,
+            key_hash: (key != 0).then_some(key),
+            state: self.state_of(seq),
+            in_state,
+            age: in_state.max(failing_for.unwrap_or_default()),
+            attempt: failing.map_or(1, |failing| failing.attempts + 1),
+            holds_back: self.window.finished_behind(seq),
         })
     }
 }
 
-/// A clock for ages only: it begins anew every 49 days, and a partition may be ours for longer than that.
-fn millis(began: Instant, now: Instant) -> u32 {
-    let elapsed = now.saturating_duration_since(began).as_millis() as u32;
-    elapsed.min(QUEUED - 1)
+/// A clock for ages only. It begins anew every 24 days, and a partition may be ours for longer than that.
+pub(super) fn clock(began: Instant, now: Instant) -> u32 {
+    now.saturating_duration_since(began).as_millis() as u32 & !RUNNING
 }

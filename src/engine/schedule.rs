@@ -79,6 +79,19 @@ impl<R> Schedule<R> {
         self.waiting.pop()
     }
 
+    /// Takes a record out before it is due.
+    pub(crate) fn take(&mut self, owner: Ownership, seq: u64) -> Option<(LaneId, Queued<R>)> {
+        let wanted = |waiting: &Waiting<R>| waiting.owner == owner && waiting.queued.seq == seq;
+        if !self.waiting.iter().any(wanted) {
+            return None;
+        }
+        let mut waiting = std::mem::take(&mut self.waiting).into_vec();
+        let at = waiting.iter().position(wanted)?;
+        let Waiting { lane, queued, .. } = waiting.swap_remove(at);
+        self.waiting = waiting.into();
+        Some((lane, queued))
+    }
+
     pub(crate) fn count(&self, owner: Ownership) -> usize {
         self.waiting
             .iter()

@@ -142,6 +142,11 @@ impl Suspects {
         }
     }
 
+    /// Records still to be run alone, or handed out carefully.
+    pub(super) fn count(&self) -> usize {
+        (self.alone as usize).max(self.deaths.len()) + self.careful as usize
+    }
+
     fn runs_alone(&self) -> bool {
         self.note.is_some() || self.has_to_run_alone()
     }

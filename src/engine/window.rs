@@ -218,6 +218,15 @@ impl Window {
         count
     }
 
+    /// Finished records behind this one, which has not finished.
+    pub(crate) fn finished_behind(&self, seq: u64) -> usize {
+        if seq == self.base {
+            return self.above;
+        }
+        self.offset(seq)
+            .map_or(0, |offset| self.finished_from(offset))
+    }
+
     /// Whether the record with this offset was delivered and has not finished.
     pub(crate) fn is_unfinished(&self, offset: i64) -> bool {
         let seq = self.first_from(offset);

@@ -137,10 +137,12 @@ where
     C: Fn(&Job<Record>) -> F + Clone + Send + 'static,
 {
     let Work {
-        batch: Batch {
-            owner,
-            jobs: mut buffer,
-        },
+        batch:
+            Batch {
+                owner,
+                jobs: mut buffer,
+                beyond,
+            },
         mut done,
         fence,
         driver,
@@ -185,7 +187,11 @@ where
                 outcomes.report(context);
                 let rest: Vec<_> = jobs.by_ref().collect();
                 let rest = halves(rest).map(|jobs| Work {
-                    batch: Batch { owner, jobs },
+                    batch: Batch {
+                        owner,
+                        jobs,
+                        beyond,
+                    },
                     done: Vec::new(),
                     fence: Arc::clone(&fence),
                     driver: Arc::clone(&driver),
@@ -195,6 +201,12 @@ where
                 return outcomes.report(context);
             }
             Stop::Pending { slot, job } => {
+                if beyond {
+                    let seq = job.seq;
+                    context
+                        .reports
+                        .send_quietly(Report::Progress { owner, seq });
+                }
                 let followers = jobs.by_ref().take(job.followers as usize).collect();
                 let turn = PendingTurn {
                     owner,

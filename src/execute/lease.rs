@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Instant,
@@ -19,7 +19,11 @@ pub(crate) struct Fence {
     closed: AtomicBool,
     /// Until when handlers that run are awaited. Set before `closed`.
     until: OnceLock<Instant>,
-    taken: Notify,
+    /// Records that are not to finish any more, by sequence; and whether there are any.
+    condemned: Mutex<Vec<u64>>,
+    condemns: AtomicBool,
+    /// Told when it was closed, or a record condemned.
+    told: Notify,
 }
 
 impl Fence {
@@ -27,19 +31,44 @@ impl Fence {
     pub(crate) fn close(&self, until: Instant) {
         self.until.get_or_init(|| until);
         self.closed.store(true, Ordering::Release);
-        self.taken.notify_waiters();
+        self.told.notify_waiters();
+    }
+
+    /// The record has held up its partition for too long: its handler is to be dropped.
+    pub(crate) fn condemn(&self, seq: u64) {
+        let mut condemned = self.condemned();
+        if condemned.contains(&seq) {
+            return;
+        }
+        condemned.push(seq);
+        drop(condemned);
+        self.condemns.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn is_condemned(&self, seq: u64) -> bool {
+        self.condemns.load(Ordering::Acquire) && self.condemned().contains(&seq)
+    }
+
+    fn condemned(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.condemned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    async fn closed(&self) {
-        let mut taken = std::pin::pin!(self.taken.notified());
-        // Registered before the look, so that no closing falls in between.
-        taken.as_mut().enable();
-        if !self.is_closed() {
-            taken.await;
+    pub(super) async fn wait_until(&self, told: impl Fn(&Self) -> bool) {
+        loop {
+            let mut news = std::pin::pin!(self.told.notified());
+            // Registered before the look, so that nothing falls in between.
+            news.as_mut().enable();
+            if told(self) {
+                return;
+            }
+            news.await;
         }
     }
 }
@@ -53,12 +82,13 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.fence.is_closed()
+    pub(crate) fn is_cancelled(&self, seq: u64) -> bool {
+        self.fence.is_closed() || self.fence.is_condemned(seq)
     }
 
-    pub(crate) async fn cancelled(&self) {
-        self.fence.closed().await;
+    pub(crate) async fn cancelled(&self, seq: u64) {
+        let told = |fence: &Fence| fence.is_closed() || fence.is_condemned(seq);
+        self.fence.wait_until(told).await;
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {

@@ -49,6 +49,20 @@ pub(crate) struct Cause {
     pub(crate) dead_letter_topic: Option<Arc<str>>,
 }
 
+impl Cause {
+    /// The record has held up its partition for longer than this.
+    pub(crate) fn stuck(limit: Duration) -> Self {
+        Self {
+            kind: FailureKind::Stuck,
+            message: format!(
+                "the record held up its partition for longer than {} ms",
+                limit.as_millis()
+            ),
+            dead_letter_topic: None,
+        }
+    }
+}
+
 /// A batch on its way to an executor.
 pub(crate) struct Work {
     pub(crate) batch: Batch<Record>,
@@ -83,7 +97,7 @@ pub(crate) enum Report {
         done: Done,
         next: Option<u64>,
     },
-    /// The handler of this record says that it gets on.
+    /// The handler of this record has been started, or says that it gets on.
     Progress { owner: Ownership, seq: u64 },
     /// The broker has acknowledged the dead letter of a record that was given up.
     DeadLettered {
@@ -148,6 +162,7 @@ pub(crate) struct Context {
     pub(crate) permits: Permits,
     pub(crate) reports: Reports,
     pub(crate) handler_timeout: Option<Duration>,
+    pub(crate) stuck_limit: Option<Duration>,
     /// The consumer's policy, where a classifier changes only a part of it.
     pub(crate) retry: Arc<Retry>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,

@@ -28,6 +28,8 @@ pub(super) enum Attempted {
     Undecodable(DecodeError),
     Panicked(String),
     TimedOut(Duration),
+    /// It was not over when the record had held up its partition for this long.
+    Stuck(Duration),
 }
 
 #[expect(
@@ -128,6 +130,10 @@ pub(super) fn judge(
                 message,
                 None,
             )
+        }
+        Attempted::Stuck(limit) => {
+            let cause = Cause::stuck(limit);
+            (cause.kind, AfterFailure::GiveUp, cause.message, None)
         }
         Attempted::Undecodable(error @ DecodeError::Invalid(_)) => (
             FailureKind::Undecodable,
@@ -286,7 +292,7 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
         let _permit = Permit(Arc::clone(&context));
         let mut followers = followers.into_iter();
         loop {
-            let attempted = finish(&mut slot, context.handler_timeout).await;
+            let attempted = finish(&mut slot, &context, &fence, job.seq).await;
             let next = match judge(&context, job, attempted) {
                 Ok(done) => {
                     let fenced = fence.is_closed();
@@ -330,7 +336,34 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
     }
 }
 
+/// Runs a handler to its end, or until its record has held up its partition for too long.
 async fn finish<F: Future<Output = Attempted>>(
+    slot: &mut Slot<F>,
+    context: &Context,
+    fence: &Fence,
+    seq: u64,
+) -> Attempted {
+    let in_time = finish_in_time(slot, context.handler_timeout);
+    let Some(limit) = context.stuck_limit else {
+        return in_time.await;
+    };
+    // The handler is polled first: it has been told as well, and may have something to put in order.
+    let attempted = tokio::select! {
+        biased;
+        attempted = in_time => attempted,
+        () = fence.wait_until(|fence| fence.is_condemned(seq)) => Attempted::Stuck(limit),
+    };
+    match attempted {
+        Attempted::Handled | Attempted::Filtered => {}
+        Attempted::Stuck(_) => empty(slot),
+        // Not to be tried again, whatever it says now.
+        _ if fence.is_condemned(seq) => return Attempted::Stuck(limit),
+        _ => {}
+    }
+    attempted
+}
+
+async fn finish_in_time<F: Future<Output = Attempted>>(
     slot: &mut Slot<F>,
     limit: Option<Duration>,
 ) -> Attempted {

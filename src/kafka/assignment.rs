@@ -19,7 +19,7 @@ use super::{
     BaseConsumer,
     ffi::{PartitionQueue, metadata_of},
     pump::{Held, Pump, filled_wake},
-    watch::Change,
+    watch::{Change, Watch},
 };
 use crate::{
     consumer::{RunErrorKind, StartPolicy},
@@ -138,7 +138,7 @@ impl Pump {
                 end: None,
                 identity,
                 cut_reported: false,
-                stuck: None,
+                watch: Watch::default(),
             };
             if self.held.len() <= owner.slot() {
                 self.held.resize_with(owner.slot() + 1, || None);

@@ -29,7 +29,7 @@ use super::{
     errors::{advice, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
-    watch::Change,
+    watch::{Change, Watch},
 };
 use crate::{
     consumer::{Event, Report as RunReport, RunError, RunErrorKind, Settings, Status},
@@ -390,8 +390,7 @@ pub(super) struct Held {
     pub(super) identity: Identity,
     /// It was said in the log that its snapshot is cut; once, until it fits again.
     pub(super) cut_reported: bool,
-    /// The stuck record that was told of last, and the age at which it is told of again.
-    pub(super) stuck: Option<(u64, Duration)>,
+    pub(super) watch: Watch,
 }
 
 /// By when each part of an orderly end is over. Counted from the moment it was asked for: whatever a rebalance takes
@@ -511,6 +510,7 @@ impl Pump {
             permits: Permits::new(concurrency),
             reports: send_report.clone(),
             handler_timeout: settings.handler_timeout,
+            stuck_limit: settings.stuck_limit,
             retry: Arc::clone(retry),
             classifier: settings.classifier.clone(),
             filter: settings.filter.clone(),
@@ -790,7 +790,7 @@ impl Pump {
             self.brokers_answer();
         }
         self.pass_markers(consumer);
-        self.tell_of_stuck_records();
+        self.watch_for_stuck_records(now);
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \
                            keep it alive until `run` returns";

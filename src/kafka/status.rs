@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use super::pump::Pump;
 use crate::consumer::{
-    Lag, OwnershipState, PartitionStatus, RunningRecord, StalledDeadLetters, Status,
+    Lag, OwnershipState, PartitionStatus, RunningRecord, StalledDeadLetters, Status, WaitingRecord,
 };
 
 impl Pump {
@@ -42,9 +42,15 @@ impl Pump {
                     bytes: status.bytes,
                     oldest_running: status.oldest_running.map(|running| RunningRecord {
                         offset: running.offset,
-                        age: running.age,
+                        age: running.in_state,
                         attempt: running.attempt,
                     }),
+                    oldest_waiting: status.oldest_waiting.map(|waiting| WaitingRecord {
+                        offset: waiting.offset,
+                        age: waiting.in_state,
+                        attempt: waiting.attempt,
+                    }),
+                    suspects: status.suspects,
                 })
             })
             .collect();
@@ -58,6 +64,15 @@ impl Pump {
             partitions,
             bytes: self.engine.bytes(),
             resident_bytes: self.residency.bytes(),
+            stuck: self
+                .held
+                .iter()
+                .flatten()
+                .flat_map(|held| {
+                    let stuck = self.stuck_records(held, now).into_iter();
+                    stuck.map(|(record, age)| held.stuck_record(record, age))
+                })
+                .collect(),
             stalled_dead_letters: stalled
                 .into_iter()
                 .map(|stalled| StalledDeadLetters {

@@ -1,14 +1,33 @@
 //! What others are told: partitions that come and go, records that are stuck. And what is looked at once a second.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
 
 use rdkafka::{Offset, consumer::Consumer as _};
 
-use super::{BaseConsumer, pump::Pump};
+use super::{
+    BaseConsumer,
+    pump::{Held, Pump},
+};
 use crate::{
     consumer::{Event, StuckRecord, TopicPartition},
-    engine::Ownership,
+    engine::{OpenRecord, Ownership, RecordState},
+    execute::Cause,
 };
+
+/// Lines about stuck records in the log at a time.
+const LINES: usize = 10;
+
+/// What is remembered of a partition's stuck records from one look to the next.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// The oldest unfinished record, and when it was first seen to be that.
+    head: Option<(u64, Instant)>,
+    /// Those that were told of, and the age at which each is told of again.
+    told: Vec<(u64, Duration)>,
+}
 
 /// How partitions come and go.
 #[derive(Debug, Clone, Copy)]
@@ -52,41 +71,90 @@ impl Pump {
         });
     }
 
-    pub(super) fn tell_of_stuck_records(&mut self) {
+    /// Tells of records that are stuck, and gives up those that have been for too long.
+    pub(super) fn watch_for_stuck_records(&mut self, now: Instant) {
+        let mut told = 0;
         for slot in 0..self.held.len() {
-            let Some(held) = &mut self.held[slot] else {
+            self.watch_head(slot, now);
+            let Some(held) = &self.held[slot] else {
                 continue;
             };
-            let Some(blocker) = self.engine.blocker(held.owner) else {
-                held.stuck = None;
-                continue;
-            };
-            let due = match held.stuck {
-                Some((seq, again)) if seq == blocker.seq => again,
-                _ => self.settings.stuck_after,
-            };
-            if blocker.age < due {
-                continue;
+            let stuck = self.stuck_records(held, now);
+            let mut known = Vec::new();
+            for (record, age) in stuck {
+                let before = held.watch.told.iter().find(|(seq, _)| *seq == record.seq);
+                let due = before.map_or(Duration::ZERO, |(_, again)| *again);
+                if age < due {
+                    known.push((record.seq, due));
+                    continue;
+                }
+                known.push((record.seq, age * 2));
+                let stuck = held.stuck_record(record, age);
+                told += 1;
+                if told <= LINES {
+                    log_stuck(&stuck);
+                }
+                self.tell(Event::Stuck(stuck));
             }
-            held.stuck = Some((blocker.seq, blocker.age * 2));
-            let partition = TopicPartition::of(&held.source);
-            tracing::warn!(
-                topic = %partition.topic,
-                partition = partition.partition,
-                offset = blocker.offset,
-                age_ms = blocker.age.as_millis() as u64,
-                attempt = blocker.attempt,
-                holds_back = blocker.holds_back,
-                "a record does not finish, and holds back the commit of those behind it: see what its handler waits for"
-            );
-            self.tell(Event::Stuck(StuckRecord {
-                partition,
-                offset: blocker.offset,
-                age: blocker.age,
-                attempt: blocker.attempt,
-                holds_back: blocker.holds_back,
-            }));
+            if let Some(held) = &mut self.held[slot] {
+                held.watch.told = known;
+            }
         }
+        if told > LINES {
+            let more = told - LINES;
+            tracing::warn!(more, "more records are stuck: all are in the status");
+        }
+    }
+
+    /// Notes since when the partition's oldest unfinished record has been that, and gives it up when its time is over.
+    fn watch_head(&mut self, slot: usize, now: Instant) {
+        let Some(held) = &mut self.held[slot] else {
+            return;
+        };
+        let Some(head) = self.engine.head(held.owner) else {
+            held.watch.head = None;
+            return;
+        };
+        if held.watch.head.is_none_or(|(seq, _)| seq != head.seq) {
+            held.watch.head = Some((head.seq, now));
+        }
+        let Some(limit) = self.settings.stuck_limit.filter(|limit| head.age >= *limit) else {
+            return;
+        };
+        match head.state {
+            RecordState::Running => held.fence.condemn(head.seq),
+            RecordState::Retrying => {
+                self.engine
+                    .give_up(held.owner, head.seq, Cause::stuck(limit));
+            }
+            RecordState::Queued | RecordState::DeadLettering => {}
+        }
+    }
+
+    /// The oldest unfinished record of a partition, and the one that runs for longest, as far as they are stuck; each
+    /// with the time for which it has been.
+    pub(super) fn stuck_records(&self, held: &Held, now: Instant) -> Vec<(OpenRecord, Duration)> {
+        let head = self.engine.head(held.owner);
+        let running = self.engine.oldest_running(held.owner);
+        let running = running.filter(|running| head.is_none_or(|head| head.seq != running.seq));
+        let held_up = |record: &OpenRecord| match record.state {
+            // What waits in a long queue is not stuck: what counts is for how long it has been in front.
+            RecordState::Queued if !self.engine.is_going(held.owner) => Duration::ZERO,
+            RecordState::Queued => {
+                let since = held.watch.head.filter(|(seq, _)| *seq == record.seq);
+                since.map_or(Duration::ZERO, |(_, since)| {
+                    record.age.min(now.saturating_duration_since(since))
+                })
+            }
+            RecordState::Retrying if !self.engine.is_going(held.owner) => Duration::ZERO,
+            _ => record.age,
+        };
+        [head, running]
+            .into_iter()
+            .flatten()
+            .map(|record| (record, held_up(&record)))
+            .filter(|(_, age)| *age >= self.settings.stuck_after)
+            .collect()
     }
 
     /// Transaction markers and gaps at the end of a log are never delivered; the client's position passes them.
@@ -108,4 +176,48 @@ impl Pump {
             }
         }
     }
+}
+
+impl Held {
+    pub(super) fn stuck_record(&self, record: OpenRecord, age: Duration) -> StuckRecord {
+        let running = record.state == RecordState::Running;
+        StuckRecord {
+            partition: TopicPartition::of(&self.source),
+            offset: record.offset,
+            key_hash: record.key_hash,
+            state: record.state,
+            age,
+            run_age: running.then_some(record.in_state),
+            queue_age: (!running).then_some(record.in_state),
+            attempt: record.attempt,
+            holds_back: record.holds_back,
+        }
+    }
+}
+
+fn log_stuck(stuck: &StuckRecord) {
+    let millis = |age: Duration| age.as_millis() as u64;
+    let advice = match stuck.state {
+        RecordState::Running => "see what its handler waits for",
+        RecordState::Queued => {
+            "no handler is free for it: see what the others wait for, and whether one blocks its thread"
+        }
+        RecordState::Retrying => "it fails again and again: see the errors of its handler",
+        RecordState::DeadLettering => {
+            "its dead letter is not acknowledged: see the dead-letter topic"
+        }
+    };
+    tracing::warn!(
+        topic = %stuck.partition.topic,
+        partition = stuck.partition.partition,
+        offset = stuck.offset,
+        key_hash = stuck.key_hash,
+        state = ?stuck.state,
+        age_ms = millis(stuck.age),
+        run_age_ms = stuck.run_age.map(millis),
+        queue_age_ms = stuck.queue_age.map(millis),
+        attempt = stuck.attempt,
+        holds_back = stuck.holds_back,
+        "a record does not finish, and those behind it cannot be committed: {advice}"
+    );
 }

@@ -253,14 +253,20 @@ fn what_can_be_seen_of_a_partition_tells_where_each_record_is() {
         (Some(100), Some(0), Some(0))
     );
     let oldest = status.oldest_running.unwrap();
-    assert_eq!((oldest.offset, oldest.age, oldest.attempt), (2, ms(50), 1));
+    assert_eq!(
+        (oldest.offset, oldest.in_state, oldest.attempt),
+        (2, ms(50), 1)
+    );
 
     world.finish_all();
     world.pass(ms(50));
     world.hand_over();
     world.pass(ms(7));
     let oldest = world.status(owner).oldest_running.unwrap();
-    assert_eq!((oldest.offset, oldest.age, oldest.attempt), (0, ms(7), 2));
+    assert_eq!(
+        (oldest.offset, oldest.in_state, oldest.attempt),
+        (0, ms(7), 2)
+    );
 }
 
 #[test]
@@ -303,7 +309,7 @@ fn the_age_of_a_handler_is_right_however_long_the_partition_has_been_ours() {
         world.receive(owner, 2 * offset + 1, None);
         world.hand_over();
         let oldest = world.status(owner).oldest_running.unwrap();
-        assert_eq!((oldest.offset, oldest.age), (2 * offset, day / 2));
+        assert_eq!((oldest.offset, oldest.in_state), (2 * offset, day / 2));
         world.finish_all();
     }
 }

@@ -8,6 +8,7 @@ mod order;
 mod ownership;
 mod retries;
 mod simulation;
+mod stuck;
 mod threads;
 
 use std::collections::VecDeque;
@@ -149,6 +150,9 @@ impl World {
                     jobs: turn.collect(),
                 };
                 assert_eq!(turn.jobs.len(), followers + 1, "a turn is not torn");
+                if batch.beyond {
+                    self.engine.started(batch.owner, turn.jobs[0].seq);
+                }
                 self.turns.push(turn);
             }
         }

@@ -286,7 +286,12 @@ impl Member {
     ) {
         let Work {
             tenure,
-            batch: Batch { owner, jobs },
+            batch:
+                Batch {
+                    owner,
+                    jobs,
+                    beyond,
+                },
         } = work;
         let (mut done, mut failed, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         let mut jobs = VecDeque::from(jobs);
@@ -333,6 +338,7 @@ impl Member {
             let batch = Batch {
                 owner,
                 jobs: jobs.into(),
+                beyond,
             };
             self.queue.push_back(Work { tenure, batch });
         }
