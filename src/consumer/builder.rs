@@ -280,7 +280,7 @@ impl Builder {
     /// The price: a handler that is given up is [told](crate::Message::cancelled) and dropped at its `await`, and what it
     /// had under way elsewhere (a request, a blocking thread, a task of its own) may still take effect, although the
     /// record stands in the dead-letter topic. A handler that blocks its thread cannot be interrupted: its record is
-    /// given up when the thread comes back, unless it has succeeded by then.
+    /// given up when the thread has come back, unless it has succeeded by then.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -949,9 +949,9 @@ impl<R, C> Engine<R, C> {
         self.partition(owner)?.head(self.now, self.clock)
     }
 
-    /// The record of a partition that has been with its handler for longest.
-    pub(crate) fn oldest_running(&self, owner: Ownership) -> Option<OpenRecord> {
-        self.partition(owner)?.oldest_running(self.now, self.clock)
+    /// The record of a partition that has been with its handler for longest, but for the head.
+    pub(crate) fn running_behind(&self, owner: Ownership) -> Option<OpenRecord> {
+        self.partition(owner)?.running_behind(self.now, self.clock)
     }
 
     /// Whether records of the partition may go to handlers: it is neither paused nor being given away.

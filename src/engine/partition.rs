@@ -607,8 +607,10 @@ impl<R> Partition<R> {
             retrying,
             dead_lettering: self.given_up,
             bytes: self.bytes,
-            oldest_running: self.oldest_running(now, clock),
-            oldest_waiting: self.oldest(now, clock, |state| {
+            oldest_running: self.oldest(self.window.passed(), now, clock, |state| {
+                state == RecordState::Running
+            }),
+            oldest_waiting: self.oldest(self.window.passed(), now, clock, |state| {
                 matches!(state, RecordState::Queued | RecordState::Retrying)
             }),
             suspects: self.suspects.count(),
@@ -624,23 +626,21 @@ impl<R> Partition<R> {
         self.open_record(self.window.head()?, now, clock)
     }
 
-    /// The record that has been with its handler for longest.
-    pub(crate) fn oldest_running(&self, now: Instant, clock: u32) -> Option<OpenRecord> {
-        if self.out == 0 {
-            return None;
-        }
-        self.oldest(now, clock, |state| state == RecordState::Running)
+    /// The record that has been with its handler for longest, but for the head.
+    pub(crate) fn running_behind(&self, now: Instant, clock: u32) -> Option<OpenRecord> {
+        let head = self.window.head().filter(|_| self.out > 0)?;
+        self.oldest(head + 1, now, clock, |state| state == RecordState::Running)
     }
 
-    /// Of all unfinished records in such a state, the one that has been in it for longest.
+    /// Of unfinished records from this one on that are in such a state, the one that has been in it for longest.
     fn oldest(
         &self,
+        from: u64,
         now: Instant,
         clock: u32,
         wanted: impl Fn(RecordState) -> bool,
     ) -> Option<OpenRecord> {
-        let head = self.window.head()?;
-        let open = (head..head + self.window.span() as u64)
+        let open = (from..self.window.delivered())
             .filter(|seq| self.window.is_open(*seq) && wanted(self.state_of(*seq)));
         let oldest = open.min_by_key(|seq| Reverse(self.in_state(*seq, clock)))?;
         self.open_record(oldest, now, clock)

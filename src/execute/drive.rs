@@ -99,6 +99,8 @@ enum Stop<F> {
     Pending {
         slot: Slot<F>,
         job: Job<Record>,
+        /// It is not the first of its turn.
+        follows: bool,
     },
 }
 
@@ -190,7 +192,8 @@ where
                     batch: Batch {
                         owner,
                         jobs,
-                        beyond,
+                        // The first of them may be in the middle of its turn.
+                        beyond: true,
                     },
                     done: Vec::new(),
                     fence: Arc::clone(&fence),
@@ -200,8 +203,8 @@ where
                 context.permits.give_back();
                 return outcomes.report(context);
             }
-            Stop::Pending { slot, job } => {
-                if beyond {
+            Stop::Pending { slot, job, follows } => {
+                if beyond || follows {
                     let seq = job.seq;
                     context
                         .reports
@@ -257,6 +260,7 @@ fn run_ready<F: Future<Output = Attempted>>(
 ) -> Stop<F> {
     let began = Instant::now();
     let (mut stride, mut untimed) = (1, 0);
+    let mut follows = false;
     while let Some(job) = jobs.next() {
         if !wanted() {
             outcomes.not_started.push(job);
@@ -268,13 +272,16 @@ fn run_ready<F: Future<Output = Attempted>>(
                 return Stop::Pending {
                     slot: mem::replace(slot, Box::pin(None)),
                     job,
+                    follows,
                 };
             }
             Poll::Ready(attempted) => {
                 let followers = job.followers as usize;
+                follows = followers > 0;
                 match judge(context, job, attempted) {
                     Ok(done) => outcomes.done.push(done),
                     Err(failed) => {
+                        follows = false;
                         outcomes.failed.push(failed);
                         outcomes.not_started.extend(jobs.take(followers));
                     }

@@ -135,8 +135,7 @@ impl Pump {
     /// with the time for which it has been.
     pub(super) fn stuck_records(&self, held: &Held, now: Instant) -> Vec<(OpenRecord, Duration)> {
         let head = self.engine.head(held.owner);
-        let running = self.engine.oldest_running(held.owner);
-        let running = running.filter(|running| head.is_none_or(|head| head.seq != running.seq));
+        let running = self.engine.running_behind(held.owner);
         let held_up = |record: &OpenRecord| match record.state {
             // What waits in a long queue is not stuck: what counts is for how long it has been in front.
             RecordState::Queued if !self.engine.is_going(held.owner) => Duration::ZERO,

@@ -34,7 +34,7 @@ fn how_long_a_record_waits_and_how_long_it_runs_are_told_apart() {
     let head = world.engine.head(owner).unwrap();
     assert_eq!((head.offset, head.state), (0, RecordState::Retrying));
     assert_eq!((head.in_state, head.attempt), (4 * SECOND, 2));
-    assert_eq!(world.engine.oldest_running(owner), None);
+    assert_eq!(world.status(owner).oldest_running, None);
 
     world.pass(6 * SECOND);
     world.hand_over();
@@ -61,7 +61,7 @@ fn a_record_that_runs_for_long_is_found_though_it_is_not_the_oldest() {
     world.engine.started(owner, 0); // It reports progress.
     world.pass(SECOND);
     world.finish(owner, 2);
-    let running = world.engine.oldest_running(owner).unwrap();
+    let running = world.engine.running_behind(owner).unwrap();
     assert_eq!((running.offset, running.age), (1, 2 * SECOND));
     assert_eq!(running.holds_back, 1);
     assert_eq!(world.engine.head(owner).unwrap().age, SECOND);
