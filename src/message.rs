@@ -313,10 +313,7 @@ impl MessageBuilder {
 
     /// The record alone, undecoded.
     pub fn record(&self) -> Record {
-        let source = Source {
-            topic: Arc::clone(&self.topic),
-            partition: self.partition,
-        };
+        let source = Source::new(self.topic.clone(), self.partition);
         let mut chunk = ChunkBuilder::new(Arc::new(source), None);
         chunk.push(
             self.offset,

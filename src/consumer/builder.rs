@@ -53,6 +53,8 @@ pub struct Builder {
     concurrency: usize,
     window: usize,
     max_bytes: usize,
+    max_records: usize,
+    max_prefetch_bytes: Option<usize>,
     retry: Retry,
     dead_letter: Option<DeadLetter>,
     exhausted: Exhausted,
@@ -81,6 +83,8 @@ impl Builder {
             concurrency: 64,
             window: 16_384,
             max_bytes: 64 << 20,
+            max_records: 250_000,
+            max_prefetch_bytes: None,
             retry: Retry::default(),
             dead_letter: None,
             exhausted: Exhausted::default(),
@@ -170,13 +174,43 @@ impl Builder {
         self
     }
 
-    /// Bytes that unfinished records may take, over all partitions. Default 64 MiB. When they are used up nothing more
-    /// is read; one record always passes, be it larger than that.
+    /// Bytes that unfinished records may take, over all partitions: key, value and headers, and 96 for keeping track of
+    /// each. Default 64 MiB.
     ///
-    /// A thirty-second part of it is what librdkafka may read ahead in each partition (`queued.max.messages.kbytes`,
-    /// which can also be set as a property).
+    /// Half of it is divided equally between the partitions that this process owns; the other half is for whichever needs
+    /// more. A partition whose records are stuck so takes half of it and its own share, and the others go on. A partition
+    /// that has used up what it may have is not read until some of its records finish; one record always passes, be it
+    /// larger than all that is allowed. For a time after partitions have been added it can be half as much more.
+    ///
+    /// Records are kept by the batch in which they were read. With unfinished neighbours, finished ones take memory as
+    /// well: up to as much again, shared in the same way ([`Status::resident_bytes`](super::Status::resident_bytes) has
+    /// both). What librdkafka reads ahead comes on top, see [`max_prefetch_bytes`](Self::max_prefetch_bytes).
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
+        self
+    }
+
+    /// How many unfinished records there may be, over all partitions. Default 250,000. Shared between partitions as
+    /// [`max_bytes`](Self::max_bytes) is.
+    pub fn max_records(mut self, records: usize) -> Self {
+        self.max_records = records;
+        self
+    }
+
+    /// Bytes that records may take which librdkafka has read ahead, over all partitions: the values, and 300 for each
+    /// record. Default: twice [`max_bytes`](Self::max_bytes).
+    ///
+    /// A sixty-fourth part of it, from 256 KiB to 64 MiB, is how much of the values librdkafka may read ahead in one
+    /// partition (`queued.max.messages.kbytes`, which can also be set as a property). It asks for more below that, and
+    /// the answer comes on top: up to `fetch.message.max.bytes`, 1 MiB by default, or one batch of records.
+    ///
+    /// With many partitions, or small records, that could be more than this limit in all. So it is added up ten times a
+    /// second, and partitions are paused in the client, which drops what it has read ahead of them: first those that have
+    /// not been read for longest, and when all are being read, a few at a time in turns. What is dropped is fetched again
+    /// later. Also paused is a partition with something to read that has not been read for five seconds, since it has
+    /// used up what it may have, or since [you paused it](super::ConsumerHandle::pause).
+    pub fn max_prefetch_bytes(mut self, bytes: usize) -> Self {
+        self.max_prefetch_bytes = Some(bytes);
         self
     }
 
@@ -363,6 +397,11 @@ impl Builder {
         check("concurrency", self.concurrency, 1..=MAX_CONCURRENCY)?;
         check("window", self.window, 1..=(1 << 24))?;
         check("max_bytes", self.max_bytes, 1..=usize::MAX)?;
+        check("max_records", self.max_records, 1..=usize::MAX)?;
+        let max_prefetch_bytes = self
+            .max_prefetch_bytes
+            .unwrap_or_else(|| self.max_bytes.saturating_mul(2));
+        check("max_prefetch_bytes", max_prefetch_bytes, 1..=usize::MAX)?;
         positive("commit_interval", self.commit_interval)?;
         positive("stuck_after", self.stuck_after)?;
         if let Some(limit) = self.stuck_limit {
@@ -379,7 +418,7 @@ impl Builder {
         if let Some(dead_letter) = &self.dead_letter {
             check_dead_letter(dead_letter, &subscription)?;
         }
-        let prefetch_kbytes = u32::try_from(self.max_bytes / 32 / 1024)
+        let prefetch_kbytes = u32::try_from(max_prefetch_bytes / 64 / 1024)
             .unwrap_or(u32::MAX)
             .clamp(256, 65_536);
         let client = consumer_config(&self.properties, prefetch_kbytes)?;
@@ -400,6 +439,7 @@ impl Builder {
                 concurrency: self.concurrency,
                 window: self.window,
                 max_bytes: self.max_bytes,
+                max_records: self.max_records,
                 retry: Arc::new(self.retry),
                 commit_interval: self.commit_interval,
                 crash_limit: self.crash_limit,
@@ -410,6 +450,7 @@ impl Builder {
             filter: self.filter,
             stuck_after: self.stuck_after,
             stuck_limit: self.stuck_limit,
+            max_prefetch_bytes,
             listener: self.listener,
             drain_timeout: self.drain_timeout,
             shutdown_timeout: self.shutdown_timeout,

@@ -109,6 +109,7 @@ pub(crate) struct Settings {
     pub(crate) filter: Option<Filter>,
     pub(crate) stuck_after: Duration,
     pub(crate) stuck_limit: Option<Duration>,
+    pub(crate) max_prefetch_bytes: usize,
     pub(crate) listener: Option<Arc<dyn RebalanceListener>>,
     pub(crate) drain_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,

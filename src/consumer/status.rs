@@ -17,6 +17,9 @@ pub struct Status {
     pub bytes: usize,
     /// Bytes that fetched records hold in memory, finished neighbours of unfinished ones included.
     pub resident_bytes: usize,
+    /// Bytes that librdkafka has read ahead, estimated from the number of records ten times a second. See
+    /// [`max_prefetch_bytes`](super::Builder::max_prefetch_bytes).
+    pub prefetched_bytes: usize,
     /// Records that hold up their partition, or have been with their handler, for longer than
     /// [`stuck_after`](super::Builder::stuck_after): at most two a partition.
     pub stuck: Vec<StuckRecord>,
@@ -97,6 +100,11 @@ pub struct PartitionStatus {
     pub dead_lettering: usize,
     /// Bytes of its unfinished records.
     pub bytes: usize,
+    /// Bytes that its fetched records hold in memory.
+    pub resident_bytes: usize,
+    /// It is not fetched for now, to keep to [`max_prefetch_bytes`](super::Builder::max_prefetch_bytes). It goes on by
+    /// itself.
+    pub fetch_paused: bool,
     /// The record that has been with its handler for longest.
     pub oldest_running: Option<RunningRecord>,
     /// The record that has waited for longest without running: behind its key or partition, for a handler to be free,

@@ -158,13 +158,7 @@ mod tests {
     const REDRIVEN: Place = Place("orders", 1, 99, Some(1_800_000_000_000));
 
     fn record(Place(topic, partition, offset, millis): Place, headers: &[Owned]) -> Record {
-        let mut chunk = ChunkBuilder::new(
-            Arc::new(Source {
-                topic: topic.into(),
-                partition,
-            }),
-            None,
-        );
+        let mut chunk = ChunkBuilder::new(Arc::new(Source::new(topic, partition)), None);
         let timestamp = millis.map(|millis| Timestamp::new(millis, TimestampKind::Create));
         chunk.push(offset, timestamp, None, None, None);
         for (name, value) in headers {

@@ -287,13 +287,7 @@ mod tests {
     }
 
     fn record(key: Option<&[u8]>, value: Option<&[u8]>) -> Record {
-        let mut chunk = ChunkBuilder::new(
-            Arc::new(Source {
-                topic: "orders".into(),
-                partition: 7,
-            }),
-            None,
-        );
+        let mut chunk = ChunkBuilder::new(Arc::new(Source::new("orders", 7)), None);
         chunk.push(
             42,
             Some(Timestamp::new(1_000, TimestampKind::Create)),

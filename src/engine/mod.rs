@@ -5,6 +5,7 @@
 //! no Kafka client and no runtime, so every rule can be tested by replaying events. `R` is a record, carried and never
 //! looked into; `C` is the cause of a failure.
 
+mod budget;
 mod commit;
 mod lanes;
 mod pace;
@@ -20,12 +21,14 @@ mod tests;
 mod window;
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 pub(crate) use self::{
+    budget::Budget,
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Counts, OpenRecord, PartitionStatus},
@@ -81,8 +84,10 @@ pub(crate) struct Config {
     pub(crate) concurrency: usize,
     /// Records of a partition from the lowest unfinished to the newest.
     pub(crate) window: usize,
-    /// Bytes of all unfinished records together. A partition that has none may pass it by one record.
+    /// Bytes and number of all unfinished records together, see [`budget`]. A partition that has none may pass it by
+    /// one record.
     pub(crate) max_bytes: usize,
+    pub(crate) max_records: usize,
     pub(crate) retry: Arc<Retry>,
     pub(crate) commit_interval: Duration,
     /// Times that the process may die while a record runs alone before that record is given up. `None`: deaths are not
@@ -187,6 +192,14 @@ pub(crate) enum Received {
     Stale,
 }
 
+/// What all partitions together take from the pools of the budgets, and after which events that was found.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pools {
+    found_at: (u64, u64, u32),
+    bytes: usize,
+    records: usize,
+}
+
 /// See the module's first lines.
 #[derive(Debug)]
 pub(crate) struct Engine<R, C> {
@@ -200,9 +213,16 @@ pub(crate) struct Engine<R, C> {
     ids: u32,
     /// Where the round robin over partitions stands.
     next_partition: usize,
+    /// Partitions that are ours.
+    owned: usize,
     /// Unfinished records, in bytes and in turns that are out, over all partitions.
     bytes: usize,
     turns_out: usize,
+    /// Records that have come, and of those how many are unfinished no more. Neither ever goes back.
+    came: u64,
+    went: u64,
+    /// What was found last of how the pools of the budgets are used.
+    pools: Cell<Pools>,
     pace: Pace,
     schedule: Schedule<R>,
     given_up: VecDeque<GivenUp<R, C>>,
@@ -232,8 +252,12 @@ impl<R, C> Engine<R, C> {
             free: Vec::new(),
             ids: 0,
             next_partition: 0,
+            owned: 0,
             bytes: 0,
             turns_out: 0,
+            came: 0,
+            went: 0,
+            pools: Cell::default(),
             pace: Pace::new(),
             schedule: Schedule::new(),
             given_up: VecDeque::new(),
@@ -271,6 +295,7 @@ impl<R, C> Engine<R, C> {
         }
         self.attentive |= partition.suspects.needs_attention();
         self.partitions[slot as usize] = Some(partition);
+        self.owned += 1;
         owner
     }
 
@@ -310,7 +335,9 @@ impl<R, C> Engine<R, C> {
             .take()
             .expect("its status was read just now");
         self.free.push(owner.slot);
+        self.owned -= 1;
         self.bytes -= partition.bytes;
+        self.went += partition.unfinished() as u64;
         self.turns_out -= partition.lanes.turns_out();
         Some(last)
     }
@@ -350,13 +377,8 @@ impl<R, C> Engine<R, C> {
         // One handler that takes its time keeps the whole read of its record in memory: with all handlers slow, at most
         // half of the budget is kept so.
         let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
-        let size = partition.typical_size();
-        let left = self
-            .config
-            .max_bytes
-            .saturating_sub(self.bytes)
-            .min(max_read)
-            / size;
+        let (bytes, records) = self.left(partition, max_read);
+        let left = (bytes.min(max_read) / partition.typical_size()).min(records);
         // One record always passes, be it larger than the whole budget: a partition's backlog, which takes whatever is
         // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
         let least = usize::from(partition.bytes == 0);
@@ -375,6 +397,33 @@ impl<R, C> Engine<R, C> {
             return room.min(ahead.saturating_sub(partition.committed_ahead()));
         }
         room
+    }
+
+    /// Bytes and records that a partition may still take of the budgets, at least as far as it wants that much.
+    fn left(&self, partition: &Partition<R>, bytes_wanted: usize) -> (usize, usize) {
+        let bytes = Budget::new(self.config.max_bytes, self.owned);
+        let records = Budget::new(self.config.max_records, self.owned);
+        if bytes.is_plenty(self.bytes, bytes_wanted) && records.is_plenty(self.records(), READ) {
+            return (bytes_wanted, READ);
+        }
+        let found_at = (self.came, self.went, self.ids);
+        let mut pools = self.pools.get();
+        if pools.found_at != found_at {
+            pools = Pools {
+                found_at,
+                bytes: 0,
+                records: 0,
+            };
+            for partition in self.partitions.iter().flatten() {
+                pools.bytes += bytes.pooled(partition.bytes);
+                pools.records += records.pooled(partition.unfinished());
+            }
+            self.pools.set(pools);
+        }
+        (
+            bytes.left(partition.bytes, pools.bytes),
+            records.left(partition.unfinished(), pools.records),
+        )
     }
 
     /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
@@ -399,6 +448,7 @@ impl<R, C> Engine<R, C> {
         }
         if partition.receive(offset, key, bytes, record, self.clock) {
             self.bytes += bytes;
+            self.came += 1;
             if partition.commits_first() {
                 self.next_commit = Some(self.now);
             }
@@ -609,7 +659,10 @@ impl<R, C> Engine<R, C> {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
-        self.bytes -= partition.finish(seq, outcome);
+        if let Some(bytes) = partition.finish(seq, outcome) {
+            self.bytes -= bytes;
+            self.went += 1;
+        }
         self.pace.record_done();
         if partition.report(lane) == Turn::Over {
             self.turns_out -= 1;
@@ -748,7 +801,10 @@ impl<R, C> Engine<R, C> {
             return;
         };
         partition.given_up -= 1;
-        self.bytes -= partition.finish(seq, outcome);
+        if let Some(bytes) = partition.finish(seq, outcome) {
+            self.bytes -= bytes;
+            self.went += 1;
+        }
         partition.lanes.release(lane);
         self.note_change();
     }
@@ -934,6 +990,11 @@ impl<R, C> Engine<R, C> {
         }
     }
 
+    /// A rebalance is being answered.
+    pub(crate) fn holds_commits(&self) -> bool {
+        self.hold_commits
+    }
+
     /// While a rebalance is being answered only the drain's own commits go out.
     pub(crate) fn hold_commits(&mut self, hold: bool) {
         self.hold_commits = hold;
@@ -964,6 +1025,22 @@ impl<R, C> Engine<R, C> {
         let partition = self.partition(owner)?;
         let retrying = self.schedule.count(owner);
         Some(partition.status(retrying, self.now, self.clock))
+    }
+
+    /// Whether the partition has unfinished records.
+    pub(crate) fn has_unfinished(&self, owner: Ownership) -> bool {
+        self.partition(owner)
+            .is_some_and(|partition| partition.unfinished() > 0)
+    }
+
+    /// What a record of the partition takes, on the safe side.
+    pub(crate) fn typical_size(&self, owner: Ownership) -> usize {
+        self.partition(owner).map_or(0, Partition::typical_size)
+    }
+
+    /// Number of all unfinished records.
+    pub(crate) fn records(&self) -> usize {
+        (self.came - self.went) as usize
     }
 
     /// Bytes of all unfinished records.

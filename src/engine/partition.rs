@@ -354,13 +354,19 @@ impl<R> Partition<R> {
         )
     }
 
-    /// Marks a record as finished and returns the bytes that it had kept.
+    /// Records that are received and not finished.
     #[inline]
-    pub(crate) fn finish(&mut self, seq: u64, outcome: Outcome) -> usize {
+    pub(crate) fn unfinished(&self) -> usize {
+        self.window.span() - self.window.held()
+    }
+
+    /// Marks a record as finished and returns the bytes that it had kept; `None`: it was finished already.
+    #[inline]
+    pub(crate) fn finish(&mut self, seq: u64, outcome: Outcome) -> Option<usize> {
         // The slot is read first: once the window has moved past it, a later record may take it.
         let at = self.slot(seq);
         if self.window.finish(seq) == Finish::Stale {
-            return 0;
+            return None;
         }
         self.version += 1;
         match outcome {
@@ -374,7 +380,7 @@ impl<R> Partition<R> {
         }
         let bytes = self.slots[at].bytes as usize;
         self.bytes -= bytes;
-        bytes
+        Some(bytes)
     }
 
     #[inline]
@@ -490,8 +496,7 @@ impl<R> Partition<R> {
         if self.staged.is_none() {
             return 0;
         }
-        let unfinished = self.window.span() - self.window.held();
-        unfinished - self.staged() - self.forgotten
+        self.unfinished() - self.staged() - self.forgotten
     }
 
     /// Makes a commit due although nothing has changed.
@@ -590,7 +595,7 @@ impl<R> Partition<R> {
     }
 
     pub fn status(&self, retrying: usize, now: Instant, clock: u32) -> PartitionStatus {
-        let unfinished = self.window.span() - self.window.held();
+        let unfinished = self.unfinished();
         let running = match self.ordering {
             Ordering::Unordered => self.out,
             Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out(),

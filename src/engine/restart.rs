@@ -25,6 +25,7 @@ fn config(ordering: Ordering) -> Config {
         concurrency: 1_000_000,
         window: 1 << 17,
         max_bytes: usize::MAX,
+        max_records: 1 << 30,
         retry: Retry::exponential(TICK, TICK).max_attempts(5).into(),
         commit_interval: TICK,
         crash_limit: None,

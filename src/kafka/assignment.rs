@@ -18,6 +18,7 @@ use rdkafka::{
 use super::{
     BaseConsumer,
     ffi::{PartitionQueue, metadata_of},
+    prefetch::Prefetch,
     pump::{Held, Pump, filled_wake},
     watch::{Change, Watch},
 };
@@ -59,6 +60,7 @@ impl Pump {
         if !self.is_stopping() {
             self.take_over(consumer, &partitions, &mut assignment);
         }
+        self.resume_before_assign(consumer, &assignment);
         // An assignment must be answered whatever became of it; what was not taken over is read by nobody.
         let answered = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_assign(&assignment),
@@ -127,10 +129,7 @@ impl Pump {
                 .assign(Some(position.start), position.committed, inherited);
             let held = Held {
                 owner,
-                source: Arc::new(Source {
-                    topic: Arc::clone(topic),
-                    partition: *partition,
-                }),
+                source: Arc::new(Source::new(Arc::clone(topic), *partition)),
                 queue,
                 filled,
                 fence: Arc::new(Fence::default()),
@@ -139,6 +138,7 @@ impl Pump {
                 identity,
                 cut_reported: false,
                 watch: Watch::default(),
+                prefetch: Prefetch::default(),
             };
             if self.held.len() <= owner.slot() {
                 self.held.resize_with(owner.slot() + 1, || None);

@@ -62,7 +62,9 @@ impl Pump {
             return;
         }
         held.cut_reported = entry.cut > 0;
-        let Source { topic, partition } = &*held.source;
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
         let (uncovered, committed) = (entry.cut, entry.offset);
         if held.cut_reported {
             tracing::warn!(

@@ -150,6 +150,12 @@ impl Pump {
         };
         held.fence.close(Instant::now());
         self.context.permits.fence_closed();
+        if held.prefetch.is_paused() {
+            let Source {
+                topic, partition, ..
+            } = &*held.source;
+            self.left_paused.push((Arc::clone(topic), *partition));
+        }
         // The next owner sends it: two would make two dead letters, and during an outage ever more would wait.
         self.dead_letters.retain(|(sender, task)| {
             if *sender == owner {
@@ -185,7 +191,9 @@ impl Pump {
         report.committed_unhandled += last.committed_left as u64;
         report.abandoned += last.running as u64;
         report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
-        let Source { topic, partition } = source;
+        let Source {
+            topic, partition, ..
+        } = source;
         report
             .partitions
             .retain(|known| known.topic != *topic || known.partition != *partition);

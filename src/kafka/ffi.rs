@@ -199,6 +199,15 @@ impl PartitionQueue {
         })
     }
 
+    /// How many messages and events it holds.
+    pub(crate) fn len(&self) -> usize {
+        let Some(_alive) = self.queue.lifeline.hold() else {
+            return 0;
+        };
+        // SAFETY: the client is alive, so the queue is.
+        unsafe { sys::rd_kafka_queue_length(self.queue.ptr.as_ptr()) }
+    }
+
     /// Hands `each` what is there, at most `max`, without waiting; returns how many that were.
     ///
     /// Dropping the consumer inside `each` would wait for itself.

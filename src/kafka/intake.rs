@@ -9,16 +9,23 @@ use std::{
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::pump::Pump;
+use super::pump::{Held, Pump};
 use crate::{
     consumer::{Event, RunErrorKind, TopicPartition},
-    engine::{Inherited, Ownership, Received},
+    engine::{Budget, Inherited, Ownership, Received},
     execute::Fence,
     record::{Chunk, ChunkBuilder, Source, Timestamp, TimestampKind},
 };
 
 /// Room made for a batch before its size is known: more would be a lot to ask for if its first record is a large one.
 const MOST_RESERVED: usize = 256 << 10;
+
+/// How the memory that chunks really hold is used while it is short.
+struct Crowd {
+    budget: Budget,
+    /// What all partitions together take from its pool.
+    pooled: usize,
+}
 
 impl Pump {
     /// Reads from every partition that has something and may be read. `all`: look at all of them, since wake-ups have
@@ -28,26 +35,50 @@ impl Pump {
         // Not always the same one first: when memory is short, the first takes what has just become free.
         let count = self.held.len();
         self.first_read = self.first_read.wrapping_add(1);
+        let mut crowd = None;
         for step in 0..count {
-            any |= self.read_partition((self.first_read + step) % count, all);
+            let slot = (self.first_read + step) % count;
+            any |= self.read_partition(slot, all, &mut crowd);
         }
         any
     }
 
-    fn read_partition(&mut self, slot: usize, look: bool) -> bool {
-        let Some(held) = &mut self.held[slot] else {
+    /// Unfinished records keep their finished neighbours in memory: what is really held is bounded as well, at twice the
+    /// budget, and shared as that is.
+    fn is_crowded(&self, held: &Held, crowd: &mut Option<Crowd>) -> bool {
+        let limit = self.settings.engine.max_bytes.saturating_mul(2);
+        if self.residency.bytes() <= limit / 2 {
+            return false;
+        }
+        let crowd = crowd.get_or_insert_with(|| {
+            let partitions = || self.held.iter().flatten();
+            let budget = Budget::new(limit, partitions().count());
+            let pooled = |held: &Held| budget.pooled(held.source.resident());
+            Crowd {
+                budget,
+                pooled: partitions().map(pooled).sum(),
+            }
+        });
+        // Else it would wait for what nobody here holds on to.
+        self.engine.has_unfinished(held.owner)
+            && crowd.budget.left(held.source.resident(), crowd.pooled) == 0
+    }
+
+    fn read_partition(&mut self, slot: usize, look: bool, crowd: &mut Option<Crowd>) -> bool {
+        let Some(held) = &self.held[slot] else {
             return false;
         };
         if !look && !held.filled.load(Ordering::Acquire) {
             return false;
         }
         let room = self.engine.room(held.owner);
-        // Unfinished records keep their finished neighbours in memory: what is really held is bounded as well.
-        let crowded =
-            self.engine.bytes() > 0 && self.residency.bytes() / 2 > self.settings.engine.max_bytes;
-        if room == 0 || crowded {
+        if room == 0 || self.is_crowded(held, crowd) {
             return false;
         }
+        let Some(held) = &mut self.held[slot] else {
+            return false;
+        };
+        let resident = held.source.resident();
         // Cleared before the look: what comes after it sets the flag again.
         held.filled.store(false, Ordering::Release);
         let mut errors = Vec::new();
@@ -90,6 +121,7 @@ impl Pump {
         if count == 0 {
             return false;
         }
+        held.prefetch.read = true;
         if count == room {
             held.filled.store(true, Ordering::Release);
         }
@@ -103,6 +135,13 @@ impl Pump {
             );
         }
         chunks.push(builder.finish());
+        if let Some(crowd) = crowd {
+            let before = crowd.budget.pooled(resident);
+            crowd.pooled += crowd
+                .budget
+                .pooled(held.source.resident())
+                .saturating_sub(before);
+        }
         let (topic, partition) = (Arc::clone(&held.source.topic), held.source.partition);
         for chunk in chunks {
             self.take_in(slot, &chunk);
@@ -139,7 +178,9 @@ impl Pump {
         let held = self.held[slot]
             .as_mut()
             .expect("a record was read from it just now");
-        let Source { topic, partition } = &*held.source;
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
         tracing::warn!(
             %topic,
             partition,

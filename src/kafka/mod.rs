@@ -9,6 +9,7 @@ mod ffi;
 mod giving_up;
 mod intake;
 mod log;
+mod prefetch;
 mod producer;
 mod properties;
 mod pump;

@@ -29,6 +29,7 @@ use super::{
     errors::{advice, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
+    prefetch::Prefetch,
     watch::{Change, Watch},
 };
 use crate::{
@@ -391,6 +392,7 @@ pub(super) struct Held {
     /// It was said in the log that its snapshot is cut; once, until it fits again.
     pub(super) cut_reported: bool,
     pub(super) watch: Watch,
+    pub(super) prefetch: Prefetch,
 }
 
 /// By when each part of an orderly end is over. Counted from the moment it was asked for: whatever a rebalance takes
@@ -454,6 +456,10 @@ pub(crate) struct Pump {
     pub(super) reply: Option<ReplyQueue>,
     pub(super) thread: Thread,
     pub(super) paused: Vec<Selection>,
+    /// Partitions that were paused in the client when they were given away.
+    pub(super) left_paused: Vec<(Arc<str>, i32)>,
+    /// When a paused partition last took the place of another.
+    pub(super) last_swap: Instant,
     /// What was finished in partitions that were lost before it could be committed, above the offset that was. Should
     /// one come back, nothing of that is handled again.
     pub(super) remembered: HashMap<(Arc<str>, i32), (i64, FinishedAbove)>,
@@ -529,6 +535,8 @@ impl Pump {
             reply: None,
             thread,
             paused: Vec::new(),
+            left_paused: Vec::new(),
+            last_swap: now,
             remembered: HashMap::new(),
             cluster_id: String::new(),
             controls,
@@ -568,6 +576,9 @@ impl Pump {
         let look = now.duration_since(self.last_look) >= LOOK;
         if look {
             self.last_look = now;
+            if self.stop.is_none() && !self.engine.holds_commits() {
+                self.bound_prefetch(consumer, now);
+            }
         }
         worked |= self.read(look);
         worked |= self.hand_over();
@@ -766,7 +777,9 @@ impl Pump {
 
     pub(super) fn apply_pauses(&mut self) {
         for held in self.held.iter().flatten() {
-            let Source { topic, partition } = &*held.source;
+            let Source {
+                topic, partition, ..
+            } = &*held.source;
             let paused = self
                 .paused
                 .iter()

@@ -40,6 +40,8 @@ impl Pump {
                     retrying: status.retrying,
                     dead_lettering: status.dead_lettering,
                     bytes: status.bytes,
+                    resident_bytes: held.source.resident(),
+                    fetch_paused: held.prefetch.is_paused(),
                     oldest_running: status.oldest_running.map(|running| RunningRecord {
                         offset: running.offset,
                         age: running.in_state,
@@ -64,6 +66,12 @@ impl Pump {
             partitions,
             bytes: self.engine.bytes(),
             resident_bytes: self.residency.bytes(),
+            prefetched_bytes: self
+                .held
+                .iter()
+                .flatten()
+                .map(|held| held.prefetch.bytes())
+                .sum(),
             stuck: self
                 .held
                 .iter()

@@ -26,6 +26,23 @@ const SMALLEST_SPARE: usize = 4 << 10;
 pub(crate) struct Source {
     pub(crate) topic: Arc<str>,
     pub(crate) partition: i32,
+    /// Bytes of living chunks, as in [`Residency`].
+    held: AtomicUsize,
+}
+
+impl Source {
+    pub(crate) fn new(topic: impl Into<Arc<str>>, partition: i32) -> Self {
+        Self {
+            topic: topic.into(),
+            partition,
+            held: AtomicUsize::new(0),
+        }
+    }
+
+    /// Bytes that living chunks of this partition hold.
+    pub(crate) fn resident(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
 }
 
 /// The bytes that living chunks hold, and the buffers of dead ones for those to come.
@@ -182,6 +199,7 @@ impl Chunk {
         };
         if let Some(gauge) = &chunk.gauge {
             gauge.held.fetch_add(chunk.held(), Ordering::Relaxed);
+            chunk.source.held.fetch_add(chunk.held(), Ordering::Relaxed);
         }
         chunk
     }
@@ -191,6 +209,7 @@ impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(gauge) = &self.gauge {
             gauge.held.fetch_sub(self.held(), Ordering::Relaxed);
+            self.source.held.fetch_sub(self.held(), Ordering::Relaxed);
             gauge.give_spare(mem::take(&mut self.buffers));
         }
     }
@@ -298,10 +317,7 @@ mod tests {
     #[test]
     fn few_records_do_not_hold_on_to_the_room_made_for_many() {
         let gauge = Arc::new(Residency::default());
-        let source = Arc::new(Source {
-            topic: "t".into(),
-            partition: 0,
-        });
+        let source = Arc::new(Source::new("t", 0));
         let mut chunks = Vec::new();
         for offset in 0..100 {
             let mut builder = ChunkBuilder::new(Arc::clone(&source), Some(Arc::clone(&gauge)));
@@ -317,10 +333,7 @@ mod tests {
     #[test]
     fn buffers_of_dead_chunks_are_used_again_up_to_a_bound() {
         let gauge = Arc::new(Residency::default());
-        let source = Arc::new(Source {
-            topic: "t".into(),
-            partition: 0,
-        });
+        let source = Arc::new(Source::new("t", 0));
         let chunk = |offset| {
             let mut builder = ChunkBuilder::new(Arc::clone(&source), Some(Arc::clone(&gauge)));
             builder.reserve(1, 1 << 20);
@@ -350,10 +363,7 @@ mod tests {
     #[test]
     fn residency_counts_what_living_chunks_hold_and_returns_to_zero() {
         let gauge = Arc::new(Residency::default());
-        let source = Arc::new(Source {
-            topic: "t".into(),
-            partition: 0,
-        });
+        let source = Arc::new(Source::new("t", 0));
         let mut builder = ChunkBuilder::new(source, Some(Arc::clone(&gauge)));
         builder.reserve(3, 3_000);
         for offset in 0..3 {

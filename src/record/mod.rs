@@ -103,10 +103,7 @@ mod tests {
     use super::*;
 
     fn builder() -> ChunkBuilder {
-        let source = Source {
-            topic: "orders".into(),
-            partition: 3,
-        };
+        let source = Source::new("orders", 3);
         ChunkBuilder::new(Arc::new(source), None)
     }
 

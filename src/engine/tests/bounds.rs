@@ -313,3 +313,72 @@ fn the_age_of_a_handler_is_right_however_long_the_partition_has_been_ours() {
         world.finish_all();
     }
 }
+
+// R12
+#[test]
+fn a_partition_whose_records_are_stuck_leaves_the_others_their_shares_of_bytes_and_records() {
+    let mut by_bytes = World::with(Ordering::Unordered, |config| {
+        config.max_bytes = 1_000_000;
+        config.concurrency = 1_000;
+    });
+    let mut by_records = World::with(Ordering::Unordered, |config| {
+        config.max_records = 1_000;
+        config.concurrency = 1_000;
+    });
+    for world in [&mut by_bytes, &mut by_records] {
+        let owners = [0; 8].map(|_| world.assign(0));
+        let stuck = owners[0];
+        read_all(world, stuck, 1_000, 5_000);
+        world.hand_over();
+        assert_eq!(world.engine.records(), 562, "the pool and its own share");
+        let pace = |world: &mut World| {
+            for owner in &owners[1..] {
+                read_all(world, *owner, 1_000, 5_000);
+            }
+            assert!(world.engine.bytes() <= 1_000_000 && world.engine.records() <= 1_000);
+            world.hand_over();
+            let others = world.turns.iter().filter(|turn| turn.owner != stuck);
+            let others: Vec<_> = others
+                .map(|turn| (turn.owner, turn.jobs[0].record))
+                .collect();
+            for (owner, offset) in &others {
+                world.finish(*owner, *offset);
+            }
+            others.len()
+        };
+        for _ in 0..10 {
+            let read = pace(world);
+            assert!(read >= 7 * 60, "only {read} of the others' records came");
+        }
+        assert_eq!(world.engine.room(stuck), 0);
+        world.finish_all();
+        assert_eq!((world.engine.bytes(), world.engine.records()), (0, 0));
+        read_all(world, stuck, 1_000, 5_000);
+        assert_eq!(world.engine.records(), 562, "it goes on");
+    }
+}
+
+#[test]
+fn partitions_that_come_while_a_stuck_one_has_used_up_everything_get_their_shares() {
+    let mut world = World::with(Ordering::Unordered, |config| {
+        config.max_bytes = 100_000;
+        config.concurrency = 100;
+    });
+    let stuck = world.assign(0);
+    read_all(&mut world, stuck, 1_000, 5_000);
+    let all = world.engine.bytes();
+    assert!((97_000..=100_000).contains(&all), "{all}");
+    let others = [0; 4].map(|_| world.assign(0));
+    for owner in others {
+        read_all(&mut world, owner, 1_000, 5_000);
+        let bytes = world.status(owner).bytes;
+        assert!((8_000..=10_000).contains(&bytes), "{bytes}");
+    }
+    // They go, and all is as before.
+    for owner in others {
+        world.engine.end(owner);
+    }
+    assert_eq!(world.engine.bytes(), all);
+    world.finish_all();
+    assert_eq!((world.engine.bytes(), world.engine.records()), (0, 0));
+}

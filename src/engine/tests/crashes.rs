@@ -83,6 +83,7 @@ fn config(ordering: Ordering) -> Config {
         concurrency: 4,
         window: 500,
         max_bytes: usize::MAX,
+        max_records: 1 << 30,
         retry: Arc::new(Retry::fixed(ms(10)).max_attempts(3)),
         commit_interval: SECOND,
         crash_limit: Some(LIMIT),

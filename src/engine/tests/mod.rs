@@ -57,6 +57,7 @@ impl World {
             concurrency: 64,
             window: 16_384,
             max_bytes: 1 << 30,
+            max_records: 1 << 30,
             retry: Arc::new(Retry::fixed(ms(100)).max_attempts(3)),
             commit_interval: SECOND,
             crash_limit: None,

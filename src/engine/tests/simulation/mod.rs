@@ -84,6 +84,7 @@ impl Setup {
             concurrency: random.pick(&[1, 2, 5, 20, 100]),
             window: random.pick(&[1, 7, 16, 64, 300, 2048]),
             max_bytes: random.pick(&[1, 3_000, 20_000, 1 << 30]),
+            max_records: 1 << 30,
             retry: retry.into(),
             commit_interval: random.ms(10..500),
             seed: random.next(),

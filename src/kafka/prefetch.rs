@@ -1,0 +1,207 @@
+//! What librdkafka has read ahead, kept within its limit by pausing partitions.
+//!
+//! `queued.max.messages.kbytes` bounds it for each partition, and only values, so that there is no bound on all of them
+//! together. It is added up here, some times a second. Pausing a partition drops what was read ahead of it, which costs a
+//! fetch when it goes on: so it is for partitions that are not read, and for more partitions than the limit allows.
+
+use std::{
+    cmp::Reverse,
+    time::{Duration, Instant},
+};
+
+use rdkafka::{TopicPartitionList, consumer::Consumer as _};
+
+use super::{
+    BaseConsumer,
+    pump::{Held, Pump},
+};
+
+/// What librdkafka takes for a record, beside what a record counts for here.
+const OVERHEAD: usize = 200;
+/// A partition that has something to read and has not been read for this long is paused.
+const STALL: Duration = Duration::from_secs(5);
+/// A partition that is paused stays so for this long at least.
+const REST: Duration = Duration::from_secs(1);
+/// While there are more than may go on, one that has been paused for this long takes the place of another, one a second;
+/// and after the longer time in each look.
+const TURN: Duration = Duration::from_secs(5);
+const LONGEST_TURN: Duration = Duration::from_secs(30);
+
+/// What is known of what was read ahead of a partition.
+#[derive(Debug, Default)]
+pub(super) struct Prefetch {
+    /// Records were taken from its queue since the last look.
+    pub(super) read: bool,
+    /// Since when it has had something to read and has not been read.
+    unread: Option<Instant>,
+    paused: Option<Instant>,
+    /// What its queue held at the last look, or when it was paused.
+    bytes: usize,
+}
+
+impl Prefetch {
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.is_some()
+    }
+
+    /// Bytes that librdkafka holds.
+    pub(super) fn bytes(&self) -> usize {
+        if self.is_paused() { 0 } else { self.bytes }
+    }
+}
+
+impl Pump {
+    /// Looks at what was read ahead, and pauses and resumes partitions.
+    pub(super) fn bound_prefetch(&mut self, consumer: &BaseConsumer, now: Instant) {
+        let limit = self.settings.max_prefetch_bytes;
+        let mut total = 0;
+        for held in self.held.iter_mut().flatten() {
+            let prefetch = &mut held.prefetch;
+            if prefetch.is_paused() {
+                continue;
+            }
+            let records = held.queue.len();
+            prefetch.bytes = records * (self.engine.typical_size(held.owner) + OVERHEAD);
+            total += prefetch.bytes;
+            if records == 0 || prefetch.read {
+                prefetch.unread = None;
+            } else {
+                prefetch.unread.get_or_insert(now);
+            }
+            prefetch.read = false;
+        }
+        // While brokers are away nothing comes, and pausing might wait for them.
+        if self.outage.is_some() {
+            return;
+        }
+        let mut pause = self.stalled(now);
+        total -= self.bytes_ahead(&pause);
+        for slot in self.largest(&pause) {
+            // Something has to go on.
+            if total <= limit || total == self.prefetch(slot).bytes {
+                break;
+            }
+            total -= self.prefetch(slot).bytes;
+            pause.push(slot);
+        }
+        let mut resume = Vec::new();
+        for (slot, since) in self.rested(now) {
+            let wanted = self.prefetch(slot).bytes;
+            if total > 0 && total + wanted > limit {
+                let rested = now.duration_since(since);
+                let its_turn = rested >= TURN && now.duration_since(self.last_swap) >= REST;
+                if its_turn || rested >= LONGEST_TURN {
+                    self.last_swap = now;
+                    pause.extend(self.largest(&pause).next());
+                    resume.push(slot);
+                }
+                break;
+            }
+            total += wanted;
+            resume.push(slot);
+        }
+        self.set_fetching(consumer, &pause, Some(now));
+        self.set_fetching(consumer, &resume, None);
+    }
+
+    fn prefetch(&self, slot: usize) -> &Prefetch {
+        let held = self.held[slot].as_ref();
+        &held.expect("it was found in this look").prefetch
+    }
+
+    fn bytes_ahead(&self, slots: &[usize]) -> usize {
+        slots.iter().map(|slot| self.prefetch(*slot).bytes).sum()
+    }
+
+    fn slots(&self) -> impl Iterator<Item = (usize, &Held)> {
+        let held = self.held.iter().enumerate();
+        held.filter_map(|(slot, held)| Some((slot, held.as_ref()?)))
+    }
+
+    fn stalled(&self, now: Instant) -> Vec<usize> {
+        let stalled = |prefetch: &Prefetch| {
+            !prefetch.is_paused()
+                && prefetch
+                    .unread
+                    .is_some_and(|since| now.duration_since(since) >= STALL)
+        };
+        self.slots()
+            .filter(|(_, held)| stalled(&held.prefetch))
+            .map(|(slot, _)| slot)
+            .collect()
+    }
+
+    /// Partitions of which something was read ahead: those that have not been read for longest, then those with most.
+    fn largest(&self, but: &[usize]) -> impl Iterator<Item = usize> + use<> {
+        let mut ahead: Vec<_> = self
+            .slots()
+            .filter(|(slot, held)| held.prefetch.bytes() > 0 && !but.contains(slot))
+            .map(|(slot, held)| (slot, held.prefetch.unread, held.prefetch.bytes))
+            .collect();
+        ahead.sort_by_key(|(_, unread, bytes)| (unread.is_none(), *unread, Reverse(*bytes)));
+        ahead.into_iter().map(|(slot, ..)| slot)
+    }
+
+    /// Paused partitions that could be read again, and since when they have been paused, longest first.
+    fn rested(&self, now: Instant) -> Vec<(usize, Instant)> {
+        let mut rested: Vec<_> = self
+            .slots()
+            .filter_map(|(slot, held)| Some((slot, held.prefetch.paused?, held.owner)))
+            .filter(|(_, since, owner)| {
+                now.duration_since(*since) >= REST && self.engine.room(*owner) > 0
+            })
+            .map(|(slot, since, _)| (slot, since))
+            .collect();
+        rested.sort_by_key(|(_, since)| *since);
+        rested
+    }
+
+    fn set_fetching(&mut self, consumer: &BaseConsumer, slots: &[usize], paused: Option<Instant>) {
+        if slots.is_empty() {
+            return;
+        }
+        let mut list = TopicPartitionList::with_capacity(slots.len());
+        for slot in slots {
+            if let Some(held) = &mut self.held[*slot] {
+                held.prefetch.paused = paused;
+                held.prefetch.unread = None;
+                list.add_partition(&held.source.topic, held.source.partition);
+                tracing::debug!(
+                    topic = %held.source.topic,
+                    partition = held.source.partition,
+                    paused = paused.is_some(),
+                    bytes = held.prefetch.bytes,
+                    "fetching of a partition stops or goes on, for the sake of memory"
+                );
+            }
+        }
+        let answer = match paused {
+            Some(_) => consumer.pause(&list),
+            None => consumer.resume(&list),
+        };
+        if let Err(error) = answer {
+            tracing::warn!(%error, "the client did not pause or resume partitions");
+        }
+    }
+
+    /// The client keeps a pause while a partition is with somebody else.
+    pub(super) fn resume_before_assign(
+        &mut self,
+        consumer: &BaseConsumer,
+        assignment: &TopicPartitionList,
+    ) {
+        let mut list = TopicPartitionList::new();
+        self.left_paused.retain(|(topic, partition)| {
+            let comes = assignment.find_partition(topic, *partition).is_some();
+            if comes {
+                list.add_partition(topic, *partition);
+            }
+            !comes
+        });
+        if list.count() > 0
+            && let Err(error) = consumer.resume(&list)
+        {
+            tracing::warn!(%error, "the client did not resume partitions that come back");
+        }
+    }
+}
