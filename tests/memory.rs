@@ -37,7 +37,7 @@ async fn a_stuck_key_keeps_neither_memory_nor_speed_from_other_partitions() {
     let topic = cluster.create_topic("large", 8, &[]);
     for partition in 0..8 {
         let record = |n: usize| {
-            let key = if n % 10 == 1 {
+            let key = if partition > 0 || n % 10 == 1 {
                 format!("k{n}")
             } else {
                 "stuck".into()
@@ -49,20 +49,20 @@ async fn a_stuck_key_keeps_neither_memory_nor_speed_from_other_partitions() {
         cluster.produce(&topic, (0..EACH).map(record));
     }
     let (open, gate) = watch::channel(true);
-    let start = |group: &str, seen: &Seen<(i32, i64)>| {
+    let start = |ordering, group: &str, seen: &Seen<(i32, i64)>| {
         let (seen, gate) = (seen.clone(), gate.clone());
         let handler = async move |message: &Message<Raw>| -> HandlerResult {
             if message.partition() == 0 && message.key_str() == Some("stuck") {
                 gate.clone().wait_for(|open| *open).await?;
             }
-            tokio::time::sleep(millis(1)).await;
+            tokio::time::sleep(millis(10)).await;
             seen.note((message.partition(), message.offset()));
             Ok(())
         };
         let builder = consumer(&cluster, group)
             .topic(&topic)
-            .ordering(Ordering::ByKey)
-            .concurrency(16)
+            .ordering(ordering)
+            .concurrency(64)
             .max_bytes(8 * MIB)
             .max_prefetch_bytes(16 * MIB);
         Running::start(builder, handler)
@@ -72,9 +72,9 @@ async fn a_stuck_key_keeps_neither_memory_nor_speed_from_other_partitions() {
         places.filter(|(partition, _)| *partition != 0).count()
     };
 
-    // How long it takes when nothing is stuck.
+    // How long it takes when nothing waits for anything.
     let (group, seen) = (unique("group"), Seen::default());
-    let run = start(&group, &seen);
+    let run = start(Ordering::Unordered, &group, &seen);
     let mut began = None;
     until("the others without anything stuck", || {
         if seen.len() > 0 {
@@ -89,7 +89,7 @@ async fn a_stuck_key_keeps_neither_memory_nor_speed_from_other_partitions() {
     open.send(false).unwrap();
     let (group, seen) = (unique("group"), Seen::default());
     let before = resident();
-    let run = start(&group, &seen);
+    let run = start(Ordering::ByKey, &group, &seen);
     let (mut began, mut most, mut took) = (Instant::now(), 0, None);
     let mut paused = false;
     while !paused || took.is_none() {
@@ -128,7 +128,7 @@ async fn a_stuck_key_keeps_neither_memory_nor_speed_from_other_partitions() {
     }
     let took = took.unwrap();
     assert!(
-        took < 2 * usual + Duration::from_secs(1),
+        took < 3 * usual / 2 + millis(500),
         "{took:?}, without a stuck key {usual:?}"
     );
     let grown = most.saturating_sub(before);
@@ -192,10 +192,9 @@ async fn what_is_read_ahead_of_many_partitions_is_bounded_and_all_of_it_is_handl
         "nothing is read: {status:?}"
     );
     assert!(status.prefetched_bytes <= 8 * MIB);
-    // Ninety-six megabytes are there to be read ahead. It is looked at ten times a second, and may come in one go: what
-    // counts is that it does not stay. What was in use once stays with the allocator, so the peak says more than the end.
+    // Ninety-six megabytes are there to be read ahead. What comes between two looks is on top of the limit.
     let grown = most.saturating_sub(before);
-    assert!(grown < 110 * MIB, "{} MiB", grown / MIB);
+    assert!(grown < 64 * MIB, "{} MiB", grown / MIB);
 
     open.send(true).unwrap();
     let began = Instant::now();
@@ -217,7 +216,6 @@ async fn what_is_read_ahead_of_many_partitions_is_bounded_and_all_of_it_is_handl
         assert_eq!(offset, *next, "partition {partition} in order");
         *next += 1;
     }
-    println!("read in {:?}, {} MiB at most", began.elapsed(), grown / MIB);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,15 +261,13 @@ async fn a_partition_that_was_paused_in_the_client_goes_on_after_it_was_away() {
     both_paused(&first, 2).await;
     let second = Running::start(builder(), noting());
     until("the second one's partition", || seen.len() >= 150).await;
+    // While it is away, whatever it was paused for ends.
+    first.handle.resume(&*topic).unwrap();
     second.stop().await;
     cluster.produce(
         &topic,
         (0..100).map(|n| Record::value("x").partition(n % 2)),
     );
-    // The user's own pause is kept as well, and what it has led to.
-    both_paused(&first, 2).await;
-    assert_eq!(seen.len(), 150);
-    first.handle.resume(&*topic).unwrap();
     all_committed(&cluster, &group, &topic);
     first.stop().await;
     let mut places = seen.all();

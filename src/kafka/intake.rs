@@ -216,7 +216,7 @@ impl Pump {
         owner
     }
 
-    fn partition_error(
+    pub(super) fn partition_error(
         &mut self,
         code: Code,
         topic: &str,

@@ -1,11 +1,12 @@
 //! What librdkafka has read ahead, kept within its limit by pausing partitions.
 //!
 //! `queued.max.messages.kbytes` bounds it for each partition, and only values, so that there is no bound on all of them
-//! together. It is added up here, some times a second. Pausing a partition drops what was read ahead of it, which costs a
-//! fetch when it goes on: so it is for partitions that are not read, and for more partitions than the limit allows.
+//! together. It is added up here, some times a second. Pausing a partition makes what was read ahead of it void, to be
+//! fetched again when it goes on: so it is for partitions that are not read, and for more partitions than the limit allows.
 
 use std::{
     cmp::Reverse,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,7 @@ use super::{
     BaseConsumer,
     pump::{Held, Pump},
 };
+use crate::{consumer::RunErrorKind, record::Source};
 
 /// What librdkafka takes for a record, beside what a record counts for here.
 const OVERHEAD: usize = 200;
@@ -35,8 +37,10 @@ pub(super) struct Prefetch {
     /// Since when it has had something to read and has not been read.
     unread: Option<Instant>,
     paused: Option<Instant>,
-    /// What its queue held at the last look, or when it was paused.
+    /// What its queue held at the last look.
     bytes: usize,
+    /// What it held when it was paused.
+    dropped: usize,
 }
 
 impl Prefetch {
@@ -46,7 +50,7 @@ impl Prefetch {
 
     /// Bytes that librdkafka holds.
     pub(super) fn bytes(&self) -> usize {
-        if self.is_paused() { 0 } else { self.bytes }
+        self.bytes
     }
 }
 
@@ -57,13 +61,10 @@ impl Pump {
         let mut total = 0;
         for held in self.held.iter_mut().flatten() {
             let prefetch = &mut held.prefetch;
-            if prefetch.is_paused() {
-                continue;
-            }
             let records = held.queue.len();
             prefetch.bytes = records * (self.engine.typical_size(held.owner) + OVERHEAD);
             total += prefetch.bytes;
-            if records == 0 || prefetch.read {
+            if records == 0 || prefetch.read || prefetch.is_paused() {
                 prefetch.unread = None;
             } else {
                 prefetch.unread.get_or_insert(now);
@@ -86,7 +87,7 @@ impl Pump {
         }
         let mut resume = Vec::new();
         for (slot, since) in self.rested(now) {
-            let wanted = self.prefetch(slot).bytes;
+            let wanted = self.prefetch(slot).dropped;
             if total > 0 && total + wanted > limit {
                 let rested = now.duration_since(since);
                 let its_turn = rested >= TURN && now.duration_since(self.last_swap) >= REST;
@@ -135,7 +136,9 @@ impl Pump {
     fn largest(&self, but: &[usize]) -> impl Iterator<Item = usize> + use<> {
         let mut ahead: Vec<_> = self
             .slots()
-            .filter(|(slot, held)| held.prefetch.bytes() > 0 && !but.contains(slot))
+            .filter(|(slot, Held { prefetch, .. })| {
+                prefetch.bytes > 0 && !prefetch.is_paused() && !but.contains(slot)
+            })
             .map(|(slot, held)| (slot, held.prefetch.unread, held.prefetch.bytes))
             .collect();
         ahead.sort_by_key(|(_, unread, bytes)| (unread.is_none(), *unread, Reverse(*bytes)));
@@ -165,6 +168,7 @@ impl Pump {
             if let Some(held) = &mut self.held[*slot] {
                 held.prefetch.paused = paused;
                 held.prefetch.unread = None;
+                held.prefetch.dropped = held.prefetch.bytes;
                 list.add_partition(&held.source.topic, held.source.partition);
                 tracing::debug!(
                     topic = %held.source.topic,
@@ -181,6 +185,36 @@ impl Pump {
         };
         if let Err(error) = answer {
             tracing::warn!(%error, "the client did not pause or resume partitions");
+        }
+        if paused.is_some() {
+            slots.iter().for_each(|slot| self.drop_ahead(*slot));
+        }
+    }
+
+    /// What was read ahead of a partition is void once it is paused, and stays in memory until somebody reads it.
+    fn drop_ahead(&mut self, slot: usize) {
+        let Some(held) = &mut self.held[slot] else {
+            return;
+        };
+        let (mut record, mut errors) = (None, Vec::new());
+        held.queue.read(1, |message| match message.error() {
+            None => record = Some(message.offset()),
+            Some(code) => errors.push((code, message.offset(), message.error_text())),
+        });
+        held.prefetch.bytes = 0;
+        let source = Arc::clone(&held.source);
+        if let Some(offset) = record {
+            // Dropping it would be a gap that the window cannot know of, and that a commit would pass.
+            let Source {
+                topic, partition, ..
+            } = &*source;
+            self.fail(
+                RunErrorKind::Client,
+                format!("record {topic}/{partition}/{offset} came although its partition was paused: please report this"),
+            );
+        }
+        for (code, offset, text) in errors {
+            self.partition_error(code, &source.topic, source.partition, offset, &text);
         }
     }
 
