@@ -4,11 +4,17 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering as Atomic},
+    },
+    time::{Duration, Instant},
+};
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{Event, HandlerResult, Message, Ordering, Text};
-use reliable_consumer_testing::{Record, own_cluster, unique};
+use reliable_consumer_testing::{Record, eventually, own_cluster, unique};
 
 fn numbered(from: usize, count: usize) -> impl Iterator<Item = Record> {
     (from..from + count).map(|n| Record::value(n.to_string()).key(format!("k{}", n % 50)))
@@ -163,4 +169,124 @@ async fn a_second_signal_ends_a_shutdown_that_waits_for_brokers() {
     );
     assert_eq!(report.partitions[0].committable, Some(10));
     assert_ne!(report.partitions[0].committed, Some(10));
+}
+
+/// Whether the thread of a consumer of this group still lives. The kernel keeps the first 15 bytes of a thread's name.
+fn has_thread(group: &str) -> bool {
+    let name = &format!("kafka-{group}")[..15];
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.into_iter().any(|comm| comm.trim_end() == name)
+}
+
+/// Counts panics of this process, wherever they happen, and shows them as ever.
+fn count_panics() -> Arc<AtomicUsize> {
+    let panics = Arc::new(AtomicUsize::new(0));
+    let (counted, before) = (Arc::clone(&panics), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |info| {
+        counted.fetch_add(1, Atomic::SeqCst);
+        before(info);
+    }));
+    panics
+}
+
+/// How a running consumer is dropped.
+#[derive(Debug, Clone, Copy)]
+enum Drop {
+    Future,
+    Runtime,
+}
+
+// R13
+#[test]
+fn a_consumer_that_is_dropped_while_brokers_are_away_ends_soon_and_commits_nothing_unfinished() {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let panics = count_panics();
+    for how in [Drop::Future, Drop::Runtime] {
+        let (topic, group) = (
+            cluster.create_topic("gone", 1, &[]),
+            unique(&format!("{how:?}")),
+        );
+        cluster.produce(&topic, numbered(0, 500));
+        let seen = Seen::default();
+        let noted = seen.clone();
+        let handler = async move |message: &Message<Text>| -> HandlerResult {
+            if message.offset() >= 100 {
+                tokio::time::sleep(millis(50)).await;
+            }
+            noted.note(message.offset());
+            Ok(())
+        };
+        let builder = || {
+            consumer(&cluster, &group)
+                .topic(&topic)
+                .ordering(Ordering::ByPartition)
+                .property("session.timeout.ms", "10000")
+        };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let run = runtime.block_on(async { Running::start(builder(), handler) });
+        let handle = run.handle.clone();
+        eventually("some work", PATIENCE, || seen.len() > 110);
+        cluster.kill([1]);
+        let before = seen.len();
+        eventually("some more work", PATIENCE, || seen.len() > before + 20);
+
+        let began = Instant::now();
+        match how {
+            Drop::Future => runtime.block_on(run.drop_it()),
+            Drop::Runtime => drop(runtime),
+        }
+        let dropped = began.elapsed();
+        assert!(dropped < Duration::from_secs(1), "{how:?}: {dropped:?}");
+        eventually("the run to be over", Duration::from_secs(6), || {
+            handle.pause("x").is_err()
+        });
+        eventually("its thread to be gone", PATIENCE, || !has_thread(&group));
+        let finished = seen.len() as i64;
+        assert!(finished < 500);
+
+        cluster.restart([1]);
+        let next = Seen::default();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let run = runtime.block_on(async { Running::start(builder(), next.noting()) });
+        all_committed(&cluster, &group, &topic);
+        runtime.block_on(run.stop());
+        let next = next.all();
+        assert!(
+            (100..=finished).contains(&next[0]),
+            "{how:?}: {finished} had finished, and it goes on at {}",
+            next[0]
+        );
+        assert!(next.iter().copied().eq(next[0]..500), "{next:?}");
+    }
+    assert_eq!(panics.load(Atomic::SeqCst), 0);
+}
+
+// R13
+#[test]
+fn a_consumer_that_never_reached_a_broker_can_be_dropped() {
+    let panics = count_panics();
+    let builder = || {
+        reliable_consumer::ReliableConsumer::builder()
+            // Nobody listens there.
+            .bootstrap_servers("127.0.0.1:1")
+            .topic("any")
+    };
+    drop(builder().group_id("idle").build().unwrap());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let group = unique("never");
+    let run = runtime
+        .block_on(async { Running::start(builder().group_id(&group), Seen::default().noting()) });
+    let handle = run.handle.clone();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(has_thread(&group));
+    runtime.block_on(run.drop_it());
+    eventually("the run to be over", Duration::from_secs(6), || {
+        handle.pause("x").is_err()
+    });
+    eventually("its thread to be gone", PATIENCE, || !has_thread(&group));
+    assert_eq!(panics.load(Atomic::SeqCst), 0);
 }

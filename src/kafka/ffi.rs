@@ -8,6 +8,7 @@
 #![allow(unsafe_code)] // The audited exception that the crate's `deny(unsafe_code)` allows for.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -92,6 +93,28 @@ impl<C: ConsumerContext + 'static> Consumer<C> {
 
     pub(crate) fn lifeline(&self) -> &Lifeline {
         &self.lifeline
+    }
+
+    /// Destroys the client without leaving the group: dropping it would wait for as long as no broker answers.
+    ///
+    /// Requests that wait for a broker are not sent any more. Calls back no more after it returns.
+    pub(crate) fn abandon(self) {
+        // The binding's own drop is what waits. What it would free beside client and context, a queue's handle and a
+        // callback, is lost.
+        let consumer = ManuallyDrop::new(self);
+        // Waits for calls that are under way elsewhere.
+        consumer.lifeline.set(None);
+        let context = Arc::as_ptr(consumer.inner.context());
+        // SAFETY: the client is alive, nobody else destroys it, as `consumer` is never dropped, and nobody calls it any
+        // more: wrappers see the lifeline cut. Callbacks have their context until this returns.
+        unsafe {
+            sys::rd_kafka_destroy_flags(
+                consumer.inner.client().native_ptr(),
+                sys::RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE,
+            );
+        }
+        // SAFETY: this is the count that `consumer` held; it is not used again.
+        unsafe { Arc::decrement_strong_count(context) };
     }
 }
 

@@ -63,6 +63,8 @@ const LEAVE: Duration = Duration::from_millis(500);
 const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 /// A user may give any time; the clock ends somewhere.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
+/// After a run has ended without having left its group, for leaving it all the same.
+const LINGER: Duration = Duration::from_secs(5);
 /// Granted to the last commit and to leaving when the consumer is told to stop at once.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
@@ -184,9 +186,20 @@ fn run(start: Start) {
         drop(consumer);
         drop(ended.send(result));
     } else {
-        // Brokers are away: what destroying the client waits for now is nobody's concern but this thread's.
+        // Brokers are away. The run is over for everybody; should one answer soon, the group is left in order.
+        consumer.context().lock().retire();
         drop(ended.send(result));
-        drop(consumer);
+        let until = Instant::now() + LINGER;
+        while !consumer.closed() && Instant::now() < until {
+            if !serve_events(&consumer) {
+                thread::park_timeout(LONGEST_SLEEP);
+            }
+        }
+        if consumer.closed() {
+            drop(consumer);
+        } else {
+            consumer.abandon();
+        }
     }
 }
 
@@ -561,6 +574,15 @@ impl Pump {
             report: RunReport::default(),
             settings,
         }
+    }
+
+    /// Lets go of all that others could wait for, or that belongs to the user.
+    fn retire(&mut self) {
+        self.controls = mpsc::channel().1;
+        self.events = broadcast::Sender::new(1);
+        self.lookup = Box::new(|_| None);
+        self.publisher = None;
+        self.remembered.clear();
     }
 
     /// One round. `true`: something happened, so that another round may find more.
