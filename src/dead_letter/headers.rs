@@ -311,13 +311,7 @@ mod tests {
             (Some(TimestampKind::LogAppend), "LogAppendTime"),
             (None, "NoTimestampType"),
         ] {
-            let mut chunk = ChunkBuilder::new(
-                Arc::new(Source {
-                    topic: "orders".into(),
-                    partition: 3,
-                }),
-                None,
-            );
+            let mut chunk = ChunkBuilder::new(Arc::new(Source::new("orders", 3)), None);
             let timestamp = kind.map(|kind| Timestamp::new(1, kind));
             chunk.push(42, timestamp, None, None, None);
             let first = letter_in(Dialect::Spring, &chunk.finish().record(0), "");

@@ -17,10 +17,7 @@ const MILLIS: i64 = 1_700_000_000_000;
 const WRITTEN: i64 = 1_700_000_060_000;
 
 fn letter(headers: &[Pair<'_>], kind: TimestampKind) -> Record {
-    let source = Source {
-        topic: "orders.dlq".into(),
-        partition: 0,
-    };
+    let source = Source::new("orders.dlq", 0);
     let mut chunk = ChunkBuilder::new(source.into(), None);
     chunk.push(7, Some(Timestamp::new(WRITTEN, kind)), None, None, None);
     for (name, value) in headers {
