@@ -32,7 +32,7 @@ pub(crate) use self::{
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Counts, OpenRecord, PartitionStatus},
-    snapshot::{FinishedAbove, Identity, Inherited, Marks, decode as decode_snapshot},
+    snapshot::{FinishedAbove, Identity, Inherited, Marks, TopicSeen, decode as decode_snapshot},
 };
 pub use self::{lanes::Ordering, partition::RecordState, staged::Guarantee};
 use self::{

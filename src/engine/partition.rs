@@ -10,7 +10,7 @@ use super::{
     BATCH, Batch, Config, Job, Outcome, Ownership,
     commit::{CommitEntry, Committed},
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
-    snapshot::{self, FinishedAbove, Identity, Inherited},
+    snapshot::{self, FinishedAbove, Identity, Inherited, Marks},
     staged::{Guarantee, Staged},
     suspects::{Pass, Suspects},
     window::{Finish, Window},
@@ -539,10 +539,19 @@ impl<R> Partition<R> {
     /// `last`: the one with which the partition is handed over.
     pub fn commit_entry(&self, last: bool) -> Option<CommitEntry> {
         if self.staged.is_some() {
+            let offset = self.window.position()?;
+            let none = std::iter::empty();
+            let topic = snapshot::encode(
+                self.identity,
+                offset,
+                &Marks::default(),
+                none,
+                self.metadata_limit,
+            );
             return Some(CommitEntry {
                 owner: self.owner,
-                offset: self.window.position()?,
-                metadata: String::new(),
+                offset,
+                metadata: topic.text,
                 cut: 0,
                 version: self.version,
                 passed: 0,

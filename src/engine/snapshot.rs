@@ -3,13 +3,13 @@
 //! A committed offset says only where the unfinished records begin. Its metadata says which of the later ones are
 //! finished already, so that the partition's next owner does not hand them out again. It holds, in printable ASCII:
 //!
-//! - `rc` and the format's version, one digit: 2 with marks, 1 without;
+//! - `rc` and the format's version, one digit: 2 with the topic or marks, 1 with neither;
 //! - in base 85: a checksum of the rest; a hash of where it belongs (cluster, group, topic, partition); the offset that
-//!   it stands beside; the marks, if any; which of two forms follows; and what is finished, in the form that is shorter:
-//!   pairs of varints (how far to the next range, how long it is), or a bitmap that begins at the committed offset. With
-//!   marks, form and ranges may be missing.
+//!   it stands beside; which topic of that name it was, and the marks, as far as there are any; which of two forms
+//!   follows; and what is finished, in the form that is shorter: pairs of varints (how far to the next range, how long it
+//!   is), or a bitmap that begins at the committed offset. In version 2, form and ranges may be missing.
 //!
-//! Marks stand before the ranges, so that a cut never costs them.
+//! Topic and marks stand before the ranges, so that a cut never costs them.
 //!
 //! Replication tools copy metadata to other clusters beside translated offsets, people copy it between groups, and
 //! anybody may write it. What does not match is refused: that repeats records, where believing it would lose some.
@@ -22,19 +22,46 @@ pub const LIMIT: usize = 4096;
 
 const MAGIC: &str = "rc";
 const PLAIN: char = '1';
-const MARKED: char = '2';
+const HEADED: char = '2';
 const PREFIX: usize = MAGIC.len() + PLAIN.len_utf8();
 const CHECKSUM: usize = 4;
 const RANGES: u8 = 0;
 const BITMAP: u8 = 1;
 const DIRTY: u8 = 1;
 const RUNNING: u8 = 2;
+const TOPIC: u8 = 4;
+/// How many records are to run alone and carefully, and the deaths.
+const COUNTS: u8 = 8;
 /// Records whose deaths are counted at a time: each death of a process adds one at most, and those at the limit leave.
 const MOST_DEATHS: usize = 16;
 
-/// Where a snapshot belongs: a hash of cluster id, group, topic and partition.
+/// Where a snapshot belongs: a hash of cluster id, group, topic and partition. Beside it, which topic of that name it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Identity([u8; 6]);
+pub struct Identity {
+    place: [u8; 6],
+    topic: TopicSeen,
+}
+
+/// Which topic of its name a group has been reading. One that is deleted and made again has another id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TopicSeen {
+    /// A hash of the topic's id; 0 where that is not known.
+    pub id: u32,
+    /// How many partitions it had when the group began with it; 0 where that is not known. One with a higher number was
+    /// added later.
+    pub partitions: u32,
+}
+
+impl TopicSeen {
+    pub fn is_known(self) -> bool {
+        self != Self::default()
+    }
+
+    /// Both are known, and not the same topic.
+    pub fn differs_from(self, other: Self) -> bool {
+        self.id != 0 && other.id != 0 && self.id != other.id
+    }
+}
 
 impl Identity {
     /// A cluster whose id is not known has an empty one: a snapshot written then is believed only by a reader who does
@@ -48,7 +75,18 @@ impl Identity {
         }
         bytes.extend(partition.to_le_bytes());
         let [a, b, c, d, e, f, ..] = hash(&bytes).to_le_bytes();
-        Self([a, b, c, d, e, f])
+        Self {
+            place: [a, b, c, d, e, f],
+            topic: TopicSeen::default(),
+        }
+    }
+
+    pub fn with_topic(self, topic: TopicSeen) -> Self {
+        Self { topic, ..self }
+    }
+
+    pub fn topic(self) -> TopicSeen {
+        self.topic
     }
 }
 
@@ -57,6 +95,8 @@ impl Identity {
 pub struct Inherited {
     /// Goes into the snapshots of this ownership.
     pub identity: Identity,
+    /// Of which topic the committed offset is, as far as it stands beside it.
+    pub written: TopicSeen,
     pub finished: FinishedAbove,
     pub marks: Marks,
 }
@@ -107,39 +147,63 @@ impl Marks {
         self
     }
 
-    fn write(&self, committed: i64, bytes: &mut Vec<u8>) {
-        let running = self.running.map(|offset| offset - committed);
-        bytes.push(u8::from(self.dirty) * DIRTY + u8::from(running.is_some()) * RUNNING);
-        push_varint(bytes, self.alone.into());
-        push_varint(bytes, self.careful.into());
-        if let Some(running) = running {
-            push_varint(bytes, running as u64);
-        }
-        push_varint(bytes, self.deaths.len() as u64);
-        for deaths in &self.deaths {
+    fn has_counts(&self) -> bool {
+        self.alone > 0 || self.careful > 0 || !self.deaths.is_empty()
+    }
+}
+
+/// Topic and marks, in front of the ranges.
+fn write_head(topic: TopicSeen, marks: &Marks, committed: i64, bytes: &mut Vec<u8>) {
+    let running = marks.running.map(|offset| offset - committed);
+    bytes.push(
+        u8::from(marks.dirty) * DIRTY
+            + u8::from(running.is_some()) * RUNNING
+            + u8::from(topic.is_known()) * TOPIC
+            + u8::from(marks.has_counts()) * COUNTS,
+    );
+    if topic.is_known() {
+        bytes.extend(topic.id.to_le_bytes());
+        push_varint(bytes, topic.partitions.into());
+    }
+    if let Some(running) = running {
+        push_varint(bytes, running as u64);
+    }
+    if marks.has_counts() {
+        push_varint(bytes, marks.alone.into());
+        push_varint(bytes, marks.careful.into());
+        push_varint(bytes, marks.deaths.len() as u64);
+        for deaths in &marks.deaths {
             push_varint(bytes, (deaths.offset - committed) as u64);
             push_varint(bytes, deaths.count.into());
         }
     }
+}
 
-    fn read(committed: i64, bytes: &mut &[u8]) -> Result<Self, SnapshotError> {
-        const BEYOND: SnapshotError = SnapshotError::Damaged("a mark lies beyond all offsets");
-        const WRONG: SnapshotError = SnapshotError::Damaged("its marks make no sense");
-        let count = |bytes: &mut &[u8]| u32::try_from(take_offset(bytes)?).map_err(|_| WRONG);
-        let offset = |bytes: &mut &[u8]| committed.checked_add(take_offset(bytes)?).ok_or(BEYOND);
-        let flags = bytes.split_off_first().copied().ok_or(WRONG)?;
-        if flags & !(DIRTY | RUNNING) != 0 {
-            return Err(WRONG);
-        }
-        let mut marks = Self {
-            dirty: flags & DIRTY != 0,
-            alone: count(bytes)?,
-            careful: count(bytes)?,
-            ..Self::default()
-        };
-        if flags & RUNNING != 0 {
-            marks.running = Some(offset(bytes)?);
-        }
+fn read_head(committed: i64, bytes: &mut &[u8]) -> Result<(TopicSeen, Marks), SnapshotError> {
+    const BEYOND: SnapshotError = SnapshotError::Damaged("a mark lies beyond all offsets");
+    const WRONG: SnapshotError = SnapshotError::Damaged("its marks make no sense");
+    let count = |bytes: &mut &[u8]| u32::try_from(take_offset(bytes)?).map_err(|_| WRONG);
+    let offset = |bytes: &mut &[u8]| committed.checked_add(take_offset(bytes)?).ok_or(BEYOND);
+    let flags = bytes.split_off_first().copied().ok_or(WRONG)?;
+    if flags & !(DIRTY | RUNNING | TOPIC | COUNTS) != 0 {
+        return Err(WRONG);
+    }
+    let mut topic = TopicSeen::default();
+    if flags & TOPIC != 0 {
+        let (id, rest) = bytes.split_first_chunk().ok_or(WRONG)?;
+        *bytes = rest;
+        topic.id = u32::from_le_bytes(*id);
+        topic.partitions = count(bytes)?;
+    }
+    let mut marks = Marks {
+        dirty: flags & DIRTY != 0,
+        ..Marks::default()
+    };
+    if flags & RUNNING != 0 {
+        marks.running = Some(offset(bytes)?);
+    }
+    if flags & COUNTS != 0 {
+        (marks.alone, marks.careful) = (count(bytes)?, count(bytes)?);
         for _ in 0..count(bytes)? {
             let (offset, count) = (offset(bytes)?, count(bytes)?);
             let ascends = marks.deaths.last().is_none_or(|last| last.offset < offset);
@@ -148,8 +212,8 @@ impl Marks {
             }
             marks.deaths.push(Deaths { offset, count });
         }
-        Ok(marks)
     }
+    Ok((topic, marks))
 }
 
 impl Inherited {
@@ -163,9 +227,9 @@ impl Inherited {
         match remembered {
             // Others may have owned it meanwhile: what they finished they alone have written down.
             Some((then, ours)) if committed.is_some_and(|now| now >= then) => Self {
-                identity: self.identity,
                 finished: self.finished.or(&ours),
                 marks: self.marks.of_a_living_process(),
+                ..self
             },
             // Somebody moved the group back: what it asks for is handled again.
             _ => self,
@@ -204,8 +268,9 @@ pub enum SnapshotError {
     OffsetMoved { written: i64, beside: i64 },
 }
 
-/// Writes down the `marks` and what is `finished` (ascending) at or above the `committed` offset, in at most `limit` characters. What
-/// does not fit is cut from the far end. Costs a step a range, and stops where both forms are full.
+/// Writes down the topic, the `marks`, and what is `finished` (ascending) at or above the `committed` offset, in at most
+/// `limit` characters. What does not fit is cut from the far end. Costs a step a range, and stops where both forms are
+/// full.
 pub fn encode(
     identity: Identity,
     committed: i64,
@@ -215,17 +280,17 @@ pub fn encode(
 ) -> Snapshot {
     let mut finished = joined(finished).peekable();
     let first = finished.peek().map(|range| range.start);
-    if first.is_none() && marks.is_empty() {
+    let version = match marks.is_empty() && !identity.topic.is_known() {
+        true => PLAIN,
+        false => HEADED,
+    };
+    if first.is_none() && version == PLAIN {
         return Snapshot::default();
     }
-    let mut head = identity.0.to_vec();
+    let mut head = identity.place.to_vec();
     push_varint(&mut head, committed as u64);
-    let version = match marks.is_empty() {
-        true => PLAIN,
-        false => MARKED,
-    };
-    if version == MARKED {
-        marks.write(committed, &mut head);
+    if version == HEADED {
+        write_head(identity.topic, marks, committed, &mut head);
     }
     let room = bytes_in(limit.min(LIMIT).saturating_sub(PREFIX));
     let Some(room) = room.checked_sub(CHECKSUM + head.len() + 1) else {
@@ -288,13 +353,13 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
         .filter(|(version, _)| version.is_ascii_digit())
         .ok_or(SnapshotError::Foreign)?;
     let version = char::from(*version);
-    if version != PLAIN && version != MARKED {
+    if version != PLAIN && version != HEADED {
         return Err(SnapshotError::Version(version));
     }
     let body = unseal(version, body)?;
     let short = SnapshotError::Damaged("it is too short");
     let (owner, mut data) = body.split_first_chunk().ok_or(short)?;
-    if Identity(*owner) != identity {
+    if *owner != identity.place {
         return Err(SnapshotError::Elsewhere);
     }
     let written = take_offset(&mut data)?;
@@ -304,19 +369,20 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
             beside: committed,
         });
     }
-    let marks = match version {
-        MARKED => Marks::read(committed, &mut data)?,
-        _ => Marks::default(),
+    let (topic, marks) = match version {
+        HEADED => read_head(committed, &mut data)?,
+        _ => Default::default(),
     };
     let ranges = match data.split_first() {
         Some((&RANGES, data)) => read_ranges(committed, data)?,
         Some((&BITMAP, data)) => read_bitmap(committed, data)?,
         Some(_) => return Err(SnapshotError::Damaged("its form is not known")),
-        None if version == MARKED => Vec::new(),
+        None if version == HEADED => Vec::new(),
         None => return Err(short),
     };
     Ok(Inherited {
         identity,
+        written: topic,
         finished: FinishedAbove { ranges, passed: 0 },
         marks,
     })
@@ -325,7 +391,7 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
 /// Metadata with a right checksum around any content, as somebody who knows the format could forge it.
 #[cfg(any(test, feature = "internals"))]
 pub fn forge(identity: Identity, committed: u64, form: u8, data: &[u8]) -> String {
-    let mut body = identity.0.to_vec();
+    let mut body = identity.place.to_vec();
     push_varint(&mut body, committed);
     body.push(form);
     body.extend(data);
@@ -646,7 +712,7 @@ mod tests {
 
     fn form_of(text: &str, committed: i64) -> u8 {
         let body = unseal(PLAIN, &text.as_bytes()[PREFIX..]).expect("it was just written");
-        let mut data = &body[here().0.len()..];
+        let mut data = &body[here().place.len()..];
         assert_eq!(take_offset(&mut data), Ok(committed));
         data[0]
     }
@@ -858,6 +924,31 @@ mod tests {
     }
 
     #[test]
+    fn the_topic_stands_in_every_snapshot_and_costs_few_characters() {
+        let topic = TopicSeen {
+            id: u32::MAX,
+            partitions: 200,
+        };
+        let here = here().with_topic(topic);
+        for marks in [Marks::default(), some_marks(5)] {
+            for finished in [vec![], vec![6..8, 20..21], alternate(7, 30_000)] {
+                let text = encode(here, 5, &marks, finished.iter().cloned(), LIMIT).text;
+                let read = decode(text.as_bytes(), here, 5).expect("it was just written");
+                assert_eq!((read.written, read.marks), (topic, marks.clone()));
+            }
+        }
+        let nothing = std::iter::empty;
+        let text = encode(here, 1 << 40, &Marks::default(), nothing(), LIMIT).text;
+        assert!(text.len() < 35, "{text}");
+        let later = here.with_topic(TopicSeen::default());
+        let read = decode(text.as_bytes(), later, 1 << 40).expect("it belongs to the same place");
+        assert_eq!(
+            read.written, topic,
+            "whatever the reader knows of the topic"
+        );
+    }
+
+    #[test]
     fn the_mark_of_an_ownership_that_has_just_begun_is_short() {
         let dirty = Marks {
             dirty: true,
@@ -913,23 +1004,24 @@ mod tests {
     #[test]
     fn forged_marks_are_refused() {
         let forged = |marks: &[u8]| {
-            let mut body = here().0.to_vec();
+            let mut body = here().place.to_vec();
             push_varint(&mut body, 5);
             body.extend(marks);
-            decode(seal(MARKED, &body).as_bytes(), here(), 5)
+            decode(seal(HEADED, &body).as_bytes(), here(), 5)
         };
-        let deaths_of_one_record = [1, 0, 0, 2, 7, 1, 7, 1];
-        let mut too_many = vec![1, 0, 0, 40];
+        let deaths_of_one_record = [9, 0, 0, 2, 7, 1, 7, 1];
+        let mut too_many = vec![9, 0, 0, 40];
         (0..40).for_each(|n| too_many.extend([n, 1]));
-        let mut beyond = vec![2, 0, 0];
+        let mut beyond = vec![2];
         push_varint(&mut beyond, i64::MAX as u64);
-        let mut huge = vec![1];
+        let mut huge = vec![9];
         push_varint(&mut huge, u64::from(u32::MAX) + 1);
         huge.extend([0, 0]);
         for marks in [
             &[][..],
-            &[4, 0, 0, 0],
-            &[1, 0],
+            &[16, 0, 0, 0],
+            &[9, 0],
+            &[4, 1, 1, 1],
             &deaths_of_one_record,
             &too_many,
             &beyond,
@@ -941,7 +1033,8 @@ mod tests {
                 "{marks:?}: {outcome:?}"
             );
         }
-        assert!(forged(&[1, 0, 0, 0]).is_ok());
+        assert!(forged(&[9, 0, 0, 0]).is_ok());
+        assert!(forged(&[4, 1, 1, 1, 1, 8]).is_ok());
     }
 
     fn finished_from(committed: i64) -> impl Strategy<Value = Vec<Range<i64>>> {
@@ -991,10 +1084,10 @@ mod tests {
         ) {
             let _ = decode(&text, here(), committed);
             let _ = decode(&[b"rc1", text.as_slice()].concat(), here(), committed);
-            let mut body = here().0.to_vec();
+            let mut body = here().place.to_vec();
             push_varint(&mut body, committed as u64);
             body.extend(&text);
-            let _ = decode(seal(MARKED, &body).as_bytes(), here(), committed);
+            let _ = decode(seal(HEADED, &body).as_bytes(), here(), committed);
         }
 
         #[test]
