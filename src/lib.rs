@@ -183,9 +183,9 @@ mod record;
 
 // The consumer.
 pub use consumer::{
-    BuildError, Builder, ConsumerHandle, Event, Events, Exhausted, HandleError, RebalanceListener,
-    ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy, StuckRecord,
-    TopicPartition,
+    BuildError, Builder, ConsumerHandle, Event, Events, Exhausted, HandleError, OutOfRange,
+    RebalanceListener, ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy,
+    StuckRecord, TopicPartition,
 };
 pub use engine::{Guarantee, Ordering};
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
@@ -208,7 +208,7 @@ pub use origin::Origin;
 // What can be seen.
 pub use consumer::{
     Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-    StalledDeadLetters, Status, WaitingRecord,
+    StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
 };
 pub use engine::RecordState;
 

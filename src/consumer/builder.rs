@@ -10,7 +10,8 @@ use std::{
 use regex_lite::Regex;
 
 use super::{
-    BuildError, Exhausted, RebalanceListener, ReliableConsumer, Settings, StartPolicy, Subscription,
+    BuildError, Exhausted, OutOfRange, RebalanceListener, ReliableConsumer, Settings, StartPolicy,
+    Subscription,
 };
 use crate::{
     Classifier, Guarantee, Ordering, Record, Retry,
@@ -48,6 +49,7 @@ pub struct Builder {
     topics: Vec<String>,
     pattern: Option<String>,
     start: StartPolicy,
+    out_of_range: OutOfRange,
     ordering: Ordering,
     guarantee: Guarantee,
     concurrency: usize,
@@ -78,6 +80,7 @@ impl Builder {
             topics: Vec::new(),
             pattern: None,
             start: StartPolicy::default(),
+            out_of_range: OutOfRange::default(),
             ordering: Ordering::default(),
             guarantee: Guarantee::default(),
             concurrency: 64,
@@ -143,6 +146,13 @@ impl Builder {
     /// group whose committed offset has been deleted.
     pub fn start(mut self, policy: StartPolicy) -> Self {
         self.start = policy;
+        self
+    }
+
+    /// What becomes of a partition whose position is not in the log any more. Default: [`OutOfRange::StopPartition`], which
+    /// passes over nothing.
+    pub fn out_of_range(mut self, policy: OutOfRange) -> Self {
+        self.out_of_range = policy;
         self
     }
 
@@ -433,6 +443,7 @@ impl Builder {
             group: group.into(),
             subscription,
             start: self.start,
+            out_of_range: self.out_of_range,
             engine: engine::Config {
                 ordering: self.ordering,
                 guarantee: self.guarantee,

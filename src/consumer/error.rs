@@ -72,7 +72,7 @@ pub enum RunErrorKind {
     RecordFailed,
     /// The group has no committed offset and the start policy is to refuse.
     NoCommittedOffset,
-    /// The committed offset is not in the log any more: records were deleted before they were read.
+    /// The position is not in the log any more, and [`OutOfRange::EndRun`](super::OutOfRange::EndRun) was chosen.
     OffsetOutOfRange,
     /// The subscription gave us our own dead-letter topic.
     DeadLetterTopicConsumed,
@@ -137,4 +137,9 @@ pub enum HandleError {
         "the consumer did not answer within {0:?}: its run is not awaited yet, or it is inside a rebalance"
     )]
     TimedOut(std::time::Duration),
+    /// The partition is not stopped, or not in this process.
+    #[error(
+        "the partition is not stopped here: ask `status` of each member of the group which one has it"
+    )]
+    NotStopped,
 }

@@ -58,12 +58,48 @@ pub enum Event {
         /// The first of the new one.
         offset: i64,
     },
-    /// Records were deleted before the group had read them.
+    /// Records were deleted before the group had read them, or the log was cut off below what it had read. What becomes of
+    /// that [`OutOfRange`](super::OutOfRange) decides.
     OffsetOutOfRange {
         /// The partition.
         partition: TopicPartition,
         /// The offset that should have been read next.
-        offset: i64,
+        position: i64,
+        /// The oldest offset in the log.
+        log_start: i64,
+        /// One past the newest.
+        log_end: i64,
+        /// Where reading goes on; `None` when it does not, and the partition or the run has stopped.
+        resumed_at: Option<i64>,
+        /// How many offsets that had not been read are passed over by that, at most.
+        skipped: i64,
+    },
+    /// The log of this partition was cut off below the position, and is read from there: nothing is skipped. Records from
+    /// `start` on that had been handled are not in the log any more, and others may have taken their offsets.
+    LogTruncated {
+        /// The partition.
+        partition: TopicPartition,
+        /// The offset that should have been read next.
+        position: i64,
+        /// Where the log was cut, and reading goes on.
+        start: i64,
+    },
+    /// The topic was deleted and made anew under the same name. This partition is read from the start of the new one.
+    TopicRecreated {
+        /// The partition.
+        partition: TopicPartition,
+        /// Where it stood in the old one; the committed offset if it was noticed at an assignment, and 0 if there was none.
+        position: i64,
+        /// Where it starts in the new one.
+        start: i64,
+    },
+    /// This partition was added to a topic that the group reads already. It is read from its start, whatever the
+    /// [`StartPolicy`](super::StartPolicy).
+    PartitionAdded {
+        /// The partition.
+        partition: TopicPartition,
+        /// Where it starts.
+        start: i64,
     },
     /// This many events were not taken in time and are gone.
     Missed(u64),

@@ -119,6 +119,47 @@ impl ConsumerHandle {
         }))
     }
 
+    /// Goes on with a partition that was stopped because its position is not in the log any more, see
+    /// [`OutOfRange`](super::OutOfRange). `offset` is where: usually
+    /// [`StoppedPartition::log_start`](super::StoppedPartition::log_start), which skips only what is gone. It is committed
+    /// as soon as what is unfinished below it has finished.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::NotStopped`] if that partition is not stopped in this process, [`HandleError::NotRunning`] after the
+    /// run has ended, [`HandleError::TimedOut`] after 15 s.
+    ///
+    /// ```no_run
+    /// # async fn example(handle: reliable_consumer::ConsumerHandle) -> Result<(), reliable_consumer::HandleError> {
+    /// for partition in handle.status().await?.partitions {
+    ///     if let Some(stopped) = partition.stopped {
+    ///         println!("{}/{}: {}", partition.topic, partition.partition, stopped.reason);
+    ///         handle.resume_at(&*partition.topic, partition.partition, stopped.log_start).await?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn resume_at(
+        &self,
+        topic: impl Into<String>,
+        partition: i32,
+        offset: i64,
+    ) -> Result<(), HandleError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Control::ResumeAt {
+            topic: topic.into(),
+            partition,
+            // Below it there is nothing, and librdkafka takes such numbers for something else.
+            offset: offset.max(0),
+            answer,
+        })?;
+        match self.answer(answered).await? {
+            true => Ok(()),
+            false => Err(HandleError::NotStopped),
+        }
+    }
+
     /// Where everything stands. Answered by the consumer's own thread within 15 s or not at all; before the run begins,
     /// the answer waits for that.
     ///
@@ -128,8 +169,12 @@ impl ConsumerHandle {
     pub async fn status(&self) -> Result<Status, HandleError> {
         let (answer, answered) = oneshot::channel();
         self.send(Control::Status(answer))?;
+        self.answer(answered).await
+    }
+
+    async fn answer<T>(&self, answered: oneshot::Receiver<T>) -> Result<T, HandleError> {
         match tokio::time::timeout(ANSWER, answered).await {
-            Ok(status) => status.map_err(|_| HandleError::NotRunning),
+            Ok(answer) => answer.map_err(|_| HandleError::NotRunning),
             Err(_) => Err(HandleError::TimedOut(ANSWER)),
         }
     }

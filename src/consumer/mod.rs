@@ -21,10 +21,10 @@ pub use self::{
     handle::ConsumerHandle,
     routes::Routes,
     run::Run,
-    settings::{Exhausted, StartPolicy},
+    settings::{Exhausted, OutOfRange, StartPolicy},
     status::{
         Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-        StalledDeadLetters, Status, WaitingRecord,
+        StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
     },
 };
 use crate::{

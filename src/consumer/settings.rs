@@ -52,10 +52,12 @@ impl Subscription {
 
 /// Where a group begins in a partition for which it has committed nothing yet.
 ///
-/// That is a new group, a group that was empty for longer than the brokers' `offsets.retention.minutes`, and a partition
-/// that was added to a topic later. `auto.offset.reset` is not used: it would also move a group whose committed offset
-/// has been deleted, silently. That ends the run instead, with
-/// [`RunErrorKind::OffsetOutOfRange`](crate::RunErrorKind::OffsetOutOfRange).
+/// That is a new group, or one that was empty for longer than the brokers' `offsets.retention.minutes`. A partition that
+/// was added to a topic which the group reads already is always read from its start, since what is in it is new, and so
+/// is a topic that was deleted and made again.
+///
+/// `auto.offset.reset` is not used: it would also move a group whose committed offset has been deleted, silently. See
+/// [`OutOfRange`] for that.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -70,13 +72,45 @@ pub enum StartPolicy {
     /// At the oldest record there is: nothing is missed. The default.
     #[default]
     Earliest,
-    /// At the end: only what is produced from now on. In a partition that is added later, records from before it was
-    /// noticed are passed over.
+    /// At the end: only what is produced from now on.
     Latest,
     /// At the first record with this timestamp or a later one; at the end if there is none.
     Time(SystemTime),
     /// Nowhere: the run ends with an error. For groups whose offsets must exist.
     Refuse,
+}
+
+/// What becomes of a partition whose position is not in the log any more: records were deleted before the group had read
+/// them (retention, `kafka-delete-records`), or the log was cut off below the position by an unclean leader election.
+///
+/// It is `auto.offset.reset` for groups that have a position, and never silent: whatever is chosen, an
+/// [`Event::OffsetOutOfRange`](crate::Event::OffsetOutOfRange) tells it with numbers. Where nothing would be skipped it is
+/// not asked: a topic that was deleted and made again is read from its start, and a log that was cut off from where it was
+/// cut, as far as that is known.
+///
+/// ```
+/// use reliable_consumer::{OutOfRange, ReliableConsumer};
+///
+/// // A dashboard would rather miss something than stand still.
+/// let builder = ReliableConsumer::builder().out_of_range(OutOfRange::Earliest);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OutOfRange {
+    /// That partition is not read any further, the others go on. It shows in
+    /// [`PartitionStatus::stopped`](crate::PartitionStatus::stopped) until somebody decides, by
+    /// [`ConsumerHandle::resume_at`](crate::ConsumerHandle::resume_at), or by committing another offset for the group while
+    /// none of its members runs. Any other member that gets the partition stops at the same place. The default: nothing is
+    /// passed over unseen.
+    #[default]
+    StopPartition,
+    /// Goes on at the oldest record there is. What was deleted is skipped; of a log that was cut off, everything that it
+    /// still has comes again.
+    Earliest,
+    /// Goes on at the end. What the log still has is skipped.
+    Latest,
+    /// The run ends, with an error of the kind [`RunErrorKind::OffsetOutOfRange`](crate::RunErrorKind::OffsetOutOfRange).
+    EndRun,
 }
 
 /// What becomes of a record that is not going to be tried again, when there is no dead-letter topic.
@@ -103,6 +137,7 @@ pub(crate) struct Settings {
     pub(crate) group: Arc<str>,
     pub(crate) subscription: Subscription,
     pub(crate) start: StartPolicy,
+    pub(crate) out_of_range: OutOfRange,
     pub(crate) engine: engine::Config,
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
@@ -121,6 +156,13 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// `topic.metadata.refresh.interval.ms`, if it refreshes anything.
+    pub(crate) fn metadata_refresh(&self) -> Duration {
+        let property = self.client.get("topic.metadata.refresh.interval.ms");
+        let millis = property.and_then(|text| text.parse().ok());
+        Duration::from_millis(millis.unwrap_or(300_000).max(100))
+    }
+
     /// Half of `max.poll.interval.ms`: how long a rebalance callback may take before the group throws us out.
     pub(crate) fn longest_callback(&self) -> Duration {
         let millis = self

@@ -43,10 +43,9 @@ impl Status {
     pub fn is_caught_up(&self) -> bool {
         !self.partitions.is_empty()
             && self.lag() == Some(0)
-            && self
-                .partitions
-                .iter()
-                .all(|partition| partition.committed == partition.position)
+            && self.partitions.iter().all(|partition| {
+                partition.committed == partition.position && partition.stopped.is_none()
+            })
     }
 }
 
@@ -76,6 +75,8 @@ pub struct PartitionStatus {
     pub ownership: OwnershipState,
     /// The user asked that nothing of it is handled for now.
     pub paused: bool,
+    /// It is not read, since going on would pass over records: see [`OutOfRange`](crate::OutOfRange).
+    pub stopped: Option<StoppedPartition>,
     /// Offset of the next record to read; `None` before the first.
     pub position: Option<i64>,
     /// The offset that the broker has acknowledged as committed.
@@ -113,6 +114,43 @@ pub struct PartitionStatus {
     /// Records that are still to be handled with care, few at a time or each alone: the process that had this partition
     /// before died, and one of them may be why. See [`crash_limit`](super::Builder::crash_limit).
     pub suspects: usize,
+}
+
+/// Why a partition is not read any further, and what somebody needs to know who decides where it goes on: see
+/// [`ConsumerHandle::resume_at`](super::ConsumerHandle::resume_at).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoppedPartition {
+    /// What happened to its log.
+    pub reason: StopReason,
+    /// The offset that should have been read next.
+    pub position: i64,
+    /// The offset that was committed when it stopped.
+    pub committed: Option<i64>,
+    /// The oldest offset in the log at that time: going on there skips what was deleted, and no more.
+    pub log_start: i64,
+    /// One past the newest.
+    pub log_end: i64,
+}
+
+/// What happened to the log of a [`StoppedPartition`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// Records from the position on were deleted.
+    Deleted,
+    /// The log ends below the position, or did so: records that had been read are gone from it, and others may have taken
+    /// their place.
+    Truncated,
+}
+
+impl std::fmt::Display for StopReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Deleted => "records were deleted before they were read",
+            Self::Truncated => "the log was cut off below what had been read",
+        })
+    }
 }
 
 /// Whether a partition is held or on its way out.

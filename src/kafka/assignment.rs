@@ -12,7 +12,7 @@ use std::{
 use rdkafka::{
     Offset, TopicPartitionList,
     consumer::{Consumer as _, RebalanceProtocol},
-    error::KafkaResult,
+    error::{KafkaError, KafkaResult},
 };
 
 use super::{
@@ -20,17 +20,17 @@ use super::{
     ffi::{PartitionQueue, metadata_of},
     prefetch::Prefetch,
     pump::{Held, Pump, filled_wake},
+    surprises::Log,
+    topics::QUESTION,
     watch::{Change, Watch},
 };
 use crate::{
-    consumer::{RunErrorKind, StartPolicy},
-    engine::{Identity, Inherited, Marks, decode_snapshot},
+    consumer::{Event, RunErrorKind, StartPolicy, TopicPartition},
+    engine::{Identity, Inherited, Marks, Ownership, TopicSeen, decode_snapshot},
     execute::Fence,
     record::Source,
 };
 
-/// One question to the brokers may take this long, then it is asked again.
-const QUESTION: Duration = Duration::from_secs(5);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Of a drain's time, what is kept for the commit at its end.
@@ -43,7 +43,25 @@ struct Position {
     committed: Option<i64>,
     /// What stands beside the committed offset: a snapshot, or whatever somebody wrote there.
     metadata: Vec<u8>,
+    /// As it goes into the snapshots of this ownership.
+    topic: TopicSeen,
+    surprise: Option<Surprise>,
 }
+
+/// What a group did not expect that knows the topic.
+#[derive(Debug, Clone, Copy)]
+enum Surprise {
+    /// It was made anew; the group stood here in the old one.
+    Recreated(i64),
+    /// The partition was added to it.
+    Added,
+}
+
+/// What others have committed in the topic of a partition without a committed offset: which topic that was for each.
+type Neighbours = Vec<(i32, TopicSeen)>;
+
+/// Committed offsets, each with what stands beside it.
+type Committed = HashMap<(Arc<str>, i32), (i64, Vec<u8>)>;
 
 enum NoPosition {
     /// The brokers do not answer.
@@ -78,11 +96,22 @@ impl Pump {
         partitions: &[(Arc<str>, i32)],
         assignment: &mut TopicPartitionList,
     ) {
-        let Some(positions) = self.positions(consumer, partitions) else {
+        self.learn_cluster_id(consumer);
+        // Before the offsets: of a topic that is made anew in between, the old id is known beside the old offset.
+        let mut names: Vec<_> = partitions.iter().map(|(topic, _)| topic.clone()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let topics = self.describe(&names);
+        let mut changed = names;
+        changed.retain(|topic| {
+            let now = topics.get(&**topic).copied().unwrap_or_default();
+            self.note_topic(topic, now)
+        });
+        let Some(positions) = self.positions(consumer, partitions, &topics, &changed) else {
             return;
         };
-        self.learn_cluster_id(consumer);
         let mut taken = Vec::with_capacity(partitions.len());
+        let mut surprises = Vec::new();
         for ((topic, partition), position) in partitions.iter().zip(positions) {
             if self
                 .settings
@@ -136,6 +165,9 @@ impl Pump {
                 driver,
                 end: None,
                 identity,
+                log: Log::Sound,
+                looked_at: None,
+                outdated: None,
                 cut_reported: false,
                 watch: Watch::default(),
                 prefetch: Prefetch::default(),
@@ -152,9 +184,42 @@ impl Pump {
             );
             self.held[owner.slot()] = Some(held);
             taken.push(owner);
+            surprises.extend(
+                position
+                    .surprise
+                    .map(|surprise| (owner, position.start, surprise)),
+            );
         }
         self.apply_pauses();
         self.announce(Change::Assigned, &self.named(&taken));
+        for (owner, start, surprise) in surprises {
+            self.tell_of_surprise(owner, start, surprise);
+        }
+    }
+
+    fn tell_of_surprise(&self, owner: Ownership, start: i64, surprise: Surprise) {
+        let partition = TopicPartition::of(self.source(owner));
+        let (topic, number) = (&partition.topic, partition.partition);
+        match surprise {
+            Surprise::Recreated(position) => {
+                tracing::warn!(
+                    %topic, partition = number, position, start,
+                    "the topic was deleted and made anew since it was last read: it is read from its start"
+                );
+                self.tell(Event::TopicRecreated {
+                    partition,
+                    position,
+                    start,
+                });
+            }
+            Surprise::Added => {
+                tracing::info!(
+                    %topic, partition = number, start,
+                    "the partition was added to a topic that the group reads already: it is read from its start"
+                );
+                self.tell(Event::PartitionAdded { partition, start });
+            }
+        }
     }
 
     /// The client knows it as soon as it has talked to a broker, as it has by now. Should it not be had, snapshots are
@@ -166,8 +231,12 @@ impl Pump {
         }
     }
 
+    fn identity(&self, topic: &str, partition: i32) -> Identity {
+        Identity::new(&self.cluster_id, &self.settings.group, topic, partition)
+    }
+
     fn inherited(&mut self, topic: &Arc<str>, partition: i32, position: &Position) -> Inherited {
-        let identity = Identity::new(&self.cluster_id, &self.settings.group, topic, partition);
+        let identity = self.identity(topic, partition).with_topic(position.topic);
         let written = decode_snapshot(&position.metadata, identity, position.start)
             .inspect_err(|error| {
                 tracing::warn!(
@@ -197,11 +266,14 @@ impl Pump {
         &mut self,
         consumer: &BaseConsumer,
         partitions: &[(Arc<str>, i32)],
+        topics: &HashMap<String, TopicSeen>,
+        changed: &[Arc<str>],
     ) -> Option<Vec<Position>> {
         let until = Instant::now() + self.settings.longest_callback();
         // Nothing is committed between the group's question and our answer: see `drain_until`.
         self.engine.hold_commits(true);
-        let positions = self.positions_until(consumer, partitions, until);
+        let ask = |pump: &Self| pump.ask_positions(consumer, partitions, topics, changed);
+        let positions = self.positions_until(consumer, ask, until);
         self.engine.hold_commits(false);
         positions
     }
@@ -209,11 +281,11 @@ impl Pump {
     fn positions_until(
         &mut self,
         consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
+        ask: impl Fn(&Self) -> Result<Vec<Position>, NoPosition>,
         until: Instant,
     ) -> Option<Vec<Position>> {
         loop {
-            match self.ask_positions(consumer, partitions) {
+            match ask(self) {
                 Ok(positions) => return Some(positions),
                 Err(NoPosition::Refused) => {
                     let message = format!(
@@ -248,17 +320,80 @@ impl Pump {
         }
     }
 
+    /// `topics`: what they are now, as far as that is known. `changed`: those that were made anew while this process lives.
     fn ask_positions(
         &self,
         consumer: &BaseConsumer,
         partitions: &[(Arc<str>, i32)],
+        topics: &HashMap<String, TopicSeen>,
+        changed: &[Arc<str>],
     ) -> Result<Vec<Position>, NoPosition> {
+        let mut committed = self.ask_committed(consumer, partitions)?;
+        let neighbours = self.ask_neighbours(consumer, partitions, topics, &committed)?;
+        let mut positions = Vec::with_capacity(partitions.len());
+        for (topic, partition) in partitions {
+            let now = topics.get(&**topic).copied().unwrap_or_default();
+            let start_of_log = || {
+                let ends = consumer.fetch_watermarks(topic, *partition, QUESTION);
+                ends.map(|(first, _)| first).map_err(unavailable)
+            };
+            let position = match committed.remove(&(Arc::clone(topic), *partition)) {
+                Some((offset, metadata)) => {
+                    let written = self.topic_in(&metadata, topic, *partition, offset);
+                    if now.differs_from(written) {
+                        Position::surprising(start_of_log()?, now, Surprise::Recreated(offset))
+                    } else {
+                        Position {
+                            start: offset,
+                            committed: Some(offset),
+                            metadata,
+                            topic: TopicSeen {
+                                id: if now.id == 0 { written.id } else { now.id },
+                                partitions: written.partitions,
+                            },
+                            surprise: None,
+                        }
+                    }
+                }
+                None if changed.contains(topic) => {
+                    Position::surprising(start_of_log()?, now, Surprise::Recreated(0))
+                }
+                None => {
+                    let neighbours = neighbours.get(topic).map_or(&[][..], Vec::as_slice);
+                    if is_added(*partition, now, neighbours) {
+                        let began_with = neighbours.iter().map(|(_, seen)| seen.partitions);
+                        let began_with = began_with.filter(|partitions| *partitions > 0).min();
+                        let topic = TopicSeen {
+                            partitions: began_with.unwrap_or_default(),
+                            ..now
+                        };
+                        Position::surprising(start_of_log()?, topic, Surprise::Added)
+                    } else {
+                        let start = self.first_position(consumer, topic, *partition)?;
+                        Position {
+                            start: start.map_err(unavailable)?,
+                            committed: None,
+                            metadata: Vec::new(),
+                            topic: now,
+                            surprise: None,
+                        }
+                    }
+                }
+            };
+            positions.push(position);
+        }
+        Ok(positions)
+    }
+
+    fn ask_committed(
+        &self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+    ) -> Result<Committed, NoPosition> {
         let mut list = TopicPartitionList::with_capacity(partitions.len());
         for (topic, partition) in partitions {
             list.add_partition(topic, *partition);
         }
-        let unavailable =
-            |error: rdkafka::error::KafkaError| NoPosition::Unavailable(error.to_string());
         let answer = consumer
             .committed_offsets(list, QUESTION)
             .map_err(unavailable)?;
@@ -266,32 +401,50 @@ impl Pump {
         for (element, metadata) in answer.elements().iter().zip(metadata_of(&answer)) {
             element.error().map_err(unavailable)?;
             if let Offset::Offset(offset) = element.offset() {
-                let key = (element.topic().to_owned(), element.partition());
+                let key = (Arc::from(element.topic()), element.partition());
                 committed.insert(key, (offset, metadata.to_vec()));
             }
         }
-        partitions
+        Ok(committed)
+    }
+
+    /// For topics with a partition that has no committed offset: what the group has committed in all others.
+    fn ask_neighbours(
+        &self,
+        consumer: &BaseConsumer,
+        partitions: &[(Arc<str>, i32)],
+        topics: &HashMap<String, TopicSeen>,
+        committed: &Committed,
+    ) -> Result<HashMap<Arc<str>, Neighbours>, NoPosition> {
+        let mut asked = Vec::new();
+        for (topic, _) in partitions
             .iter()
-            .map(
-                |(topic, partition)| match committed.remove(&(topic.to_string(), *partition)) {
-                    Some((offset, metadata)) => Ok(Position {
-                        start: offset,
-                        committed: Some(offset),
-                        metadata,
-                    }),
-                    None => {
-                        let start = self
-                            .first_position(consumer, topic, *partition)?
-                            .map_err(unavailable)?;
-                        Ok(Position {
-                            start,
-                            committed: None,
-                            metadata: Vec::new(),
-                        })
-                    }
-                },
-            )
-            .collect()
+            .filter(|place| !committed.contains_key(*place))
+        {
+            let count = topics.get(&**topic).map_or(0, |now| now.partitions);
+            let all = (0..count as i32).map(|partition| (Arc::clone(topic), partition));
+            asked.extend(all);
+        }
+        asked.sort_unstable();
+        asked.dedup();
+        let mut neighbours: HashMap<_, Neighbours> = HashMap::new();
+        if asked.is_empty() {
+            return Ok(neighbours);
+        }
+        for ((topic, partition), (offset, metadata)) in self.ask_committed(consumer, &asked)? {
+            let written = self.topic_in(&metadata, &topic, partition, offset);
+            neighbours
+                .entry(topic)
+                .or_default()
+                .push((partition, written));
+        }
+        Ok(neighbours)
+    }
+
+    /// Which topic a committed offset belongs to, as far as it stands beside it.
+    fn topic_in(&self, metadata: &[u8], topic: &str, partition: i32, offset: i64) -> TopicSeen {
+        let read = decode_snapshot(metadata, self.identity(topic, partition), offset);
+        read.map(|read| read.written).unwrap_or_default()
     }
 
     /// Where a group begins that has committed nothing: a number from the start, so that it can be committed.
@@ -370,6 +523,33 @@ impl Pump {
             tracing::warn!(%error, "the client did not accept that partitions are gone");
         }
     }
+}
+
+impl Position {
+    /// From the start of a log of which nothing is known.
+    fn surprising(start: i64, topic: TopicSeen, surprise: Surprise) -> Self {
+        Self {
+            start,
+            committed: None,
+            metadata: Vec::new(),
+            topic,
+            surprise: Some(surprise),
+        }
+    }
+}
+
+/// Whether a partition without a committed offset was added after the group had begun with its topic. In a group that is
+/// new itself, another member may have committed its first offsets a moment ago: those say how many partitions it began
+/// with. Those of other clients, and of a topic of that name that is no more, say only that the group is not new.
+fn is_added(partition: i32, now: TopicSeen, neighbours: &[(i32, TopicSeen)]) -> bool {
+    neighbours.iter().any(|(neighbour, seen)| {
+        let began_without = i64::from(seen.partitions) <= i64::from(partition);
+        *neighbour != partition && (began_without || now.differs_from(*seen))
+    })
+}
+
+fn unavailable(error: KafkaError) -> NoPosition {
+    NoPosition::Unavailable(error.to_string())
 }
 
 fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: &Marks) {

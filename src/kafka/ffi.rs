@@ -1,7 +1,7 @@
 //! The one place with `unsafe`: what librdkafka can do and the safe binding cannot.
 //!
-//! Partition queues read in batches, commits answered on a queue of our own, header names that are not UTF-8, leader
-//! epochs, and producing with raw headers. librdkafka's handles are thread-safe; what it does not check is that a
+//! Partition queues read in batches, commits answered on a queue of our own, questions about topics and logs that block
+//! nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are thread-safe; what it does not check is that a
 //! queue is gone before its client is. [`Lifeline`] does: every wrapper holds it locked while it calls, and
 //! [`Consumer`], the only owner of a client that wrappers can reach, cuts it before the client is destroyed. From then
 //! on every wrapper is inert: it does nothing, and drops by leaking its small handle.
@@ -490,6 +490,181 @@ impl ReplyQueue {
             sys::rd_kafka_event_destroy(event);
             Some(answer)
         }
+    }
+}
+
+/// A topic as the brokers describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DescribedTopic {
+    pub(crate) name: String,
+    /// Zero where the brokers give topics no ids.
+    pub(crate) id: u128,
+    pub(crate) partitions: usize,
+    pub(crate) error: Option<RDKafkaErrorCode>,
+}
+
+/// One of the two ends of a partition's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogEnd {
+    First,
+    /// The offset that the next record gets.
+    Next,
+}
+
+/// A question to the brokers, answered on a queue of its own. Dropped, it is forgotten.
+pub(crate) struct Question(Queue);
+
+/// What is answered to a [`Question`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Topics(Vec<DescribedTopic>),
+    Offset(i64),
+    Failed(RDKafkaErrorCode),
+}
+
+impl Question {
+    /// What these topics, each named once, are. None when the consumer is gone.
+    pub(crate) fn topics(
+        lifeline: &Lifeline,
+        wake: Wake,
+        topics: &[&str],
+        limit: Duration,
+    ) -> Option<Question> {
+        let names: Vec<_> = topics
+            .iter()
+            .map(|topic| CString::new(*topic))
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
+        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+            // SAFETY: client, options and queue are valid, and so are the names; librdkafka copies them into the
+            // collection, and out of that, which is ours to destroy.
+            unsafe {
+                let names = pointers.as_mut_ptr();
+                let topics = sys::rd_kafka_TopicCollection_of_topic_names(names, pointers.len());
+                sys::rd_kafka_DescribeTopics(client, topics, options, queue);
+                sys::rd_kafka_TopicCollection_destroy(topics);
+            }
+        })
+    }
+
+    /// Where a partition's log begins or ends. None when the consumer is gone.
+    pub(crate) fn offset(
+        lifeline: &Lifeline,
+        wake: Wake,
+        topic: &str,
+        partition: i32,
+        end: LogEnd,
+        limit: Duration,
+    ) -> Option<Question> {
+        let mut list = TopicPartitionList::with_capacity(1);
+        // Their numbers are those of `rd_kafka_OffsetSpec_t`.
+        let asked = match end {
+            LogEnd::First => Offset::Beginning,
+            LogEnd::Next => Offset::End,
+        };
+        list.add_partition_offset(topic, partition, asked).ok()?;
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
+        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+            // SAFETY: all are valid, and librdkafka copies the list.
+            unsafe { sys::rd_kafka_ListOffsets(client, list.ptr(), options, queue) };
+        })
+    }
+
+    fn ask(
+        lifeline: &Lifeline,
+        wake: Wake,
+        op: sys::rd_kafka_admin_op_t,
+        limit: Duration,
+        send: impl FnOnce(*mut RDKafka, *const sys::rd_kafka_AdminOptions_t, *mut RDKafkaQueue),
+    ) -> Option<Question> {
+        let alive = lifeline.hold()?;
+        // SAFETY: the client is alive; the new queue is ours.
+        let queue = unsafe {
+            let queue = sys::rd_kafka_queue_new(alive.client);
+            Queue::own(lifeline, &alive, queue, wake)?
+        };
+        let millis = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the client is alive. The options are ours to destroy, and copied by what `send` calls; the queue is
+        // kept by librdkafka's own count until it has answered. Null for an error text of size 0 is allowed.
+        unsafe {
+            let options = sys::rd_kafka_AdminOptions_new(alive.client, op);
+            sys::rd_kafka_AdminOptions_set_request_timeout(options, millis, ptr::null_mut(), 0);
+            send(alive.client, options, queue.ptr.as_ptr());
+            sys::rd_kafka_AdminOptions_destroy(options);
+        }
+        Some(Question(queue))
+    }
+
+    /// The answer, waiting up to `timeout` for it. There is one, at the end of the question's limit at the latest.
+    pub(crate) fn poll(&self, timeout: Duration) -> Option<Answer> {
+        let _alive = self.0.lifeline.hold()?;
+        let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the client is alive, so the queue is. The event is ours until destroyed, and what is read out of it
+        // lives as long; a result that it does not carry is null.
+        unsafe {
+            let event =
+                NonNull::new(sys::rd_kafka_queue_poll(self.0.ptr.as_ptr(), millis))?.as_ptr();
+            let answer = match error_code(sys::rd_kafka_event_error(event)) {
+                Some(error) => Answer::Failed(error),
+                None => answer_in(event),
+            };
+            sys::rd_kafka_event_destroy(event);
+            Some(answer)
+        }
+    }
+}
+
+/// # Safety
+/// `event` must be a valid event.
+unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
+    let mut count = 0;
+    // SAFETY: as the caller promises. Each array has `count` valid pointers, which live as long as the event; names are
+    // C strings, ids and elements valid, and the error of a topic may be null.
+    unsafe {
+        let topics = sys::rd_kafka_event_DescribeTopics_result(event);
+        if !topics.is_null() {
+            let topics = sys::rd_kafka_DescribeTopics_result_topics(topics, &mut count);
+            let described = slice_of(topics, count).iter().map(|&topic| {
+                let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+                let high = sys::rd_kafka_Uuid_most_significant_bits(id);
+                let low = sys::rd_kafka_Uuid_least_significant_bits(id);
+                let mut partitions = 0;
+                sys::rd_kafka_TopicDescription_partitions(topic, &mut partitions);
+                let name = CStr::from_ptr(sys::rd_kafka_TopicDescription_name(topic));
+                let error = sys::rd_kafka_TopicDescription_error(topic);
+                DescribedTopic {
+                    name: name.to_string_lossy().into_owned(),
+                    id: u128::from(high as u64) << 64 | u128::from(low as u64),
+                    partitions,
+                    error: error_code(sys::rd_kafka_error_code(error)),
+                }
+            });
+            return Answer::Topics(described.collect());
+        }
+        let offsets = sys::rd_kafka_event_ListOffsets_result(event);
+        if !offsets.is_null() {
+            let offsets = sys::rd_kafka_ListOffsets_result_infos(offsets, &mut count);
+            if let Some(&first) = slice_of(offsets, count).first() {
+                let element = &*sys::rd_kafka_ListOffsetsResultInfo_topic_partition(first);
+                return match error_code(element.err) {
+                    Some(error) => Answer::Failed(error),
+                    None => Answer::Offset(element.offset),
+                };
+            }
+        }
+    }
+    Answer::Failed(RDKafkaErrorCode::BadMessage)
+}
+
+/// # Safety
+/// `data` must be null or valid for `len` elements during `'a`.
+unsafe fn slice_of<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    match data.is_null() {
+        true => &[],
+        // SAFETY: handed on to the caller.
+        false => unsafe { slice::from_raw_parts(data, len) },
     }
 }
 

@@ -4,16 +4,16 @@ use std::{
     hash::{BuildHasher, Hasher},
     mem,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
 };
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::pump::{Held, Pump};
+use super::{
+    pump::{Held, Pump},
+    surprises::{Log, Trouble, trouble_in},
+};
 use crate::{
-    consumer::{Event, RunErrorKind, TopicPartition},
-    engine::{Budget, Inherited, Ownership, Received},
-    execute::Fence,
+    engine::{Budget, Received},
     record::{Chunk, ChunkBuilder, Source, Timestamp, TimestampKind},
 };
 
@@ -68,7 +68,7 @@ impl Pump {
         let Some(held) = &self.held[slot] else {
             return false;
         };
-        if !look && !held.filled.load(Ordering::Acquire) {
+        if !look && !held.filled.load(Ordering::Acquire) || !matches!(held.log, Log::Sound) {
             return false;
         }
         let room = self.engine.room(held.owner);
@@ -142,12 +142,11 @@ impl Pump {
                 .pooled(held.source.resident())
                 .saturating_sub(before);
         }
-        let (topic, partition) = (Arc::clone(&held.source.topic), held.source.partition);
         for chunk in chunks {
             self.take_in(slot, &chunk);
         }
         for (code, offset, text) in errors {
-            self.partition_error(code, &topic, partition, offset, &text);
+            self.partition_error(slot, code, offset, &text);
         }
         true
     }
@@ -164,87 +163,33 @@ impl Pump {
             let Some(held) = &self.held[slot] else {
                 return;
             };
+            if !matches!(held.log, Log::Sound) {
+                return;
+            }
             let received = self.engine.receive(held.owner, offset, key, size, record);
-            if let Received::WentBack { last } = received {
-                let owner = self.begin_anew(slot, offset, last);
-                self.engine
-                    .receive(owner, offset, key, size, chunk.record(index));
+            if let Received::WentBack { .. } = received {
+                // What is dropped here is read again once it is known what log this is.
+                return self.doubt(slot, Trouble::WentBack(offset));
             }
         }
     }
 
-    /// The partition's log was reset on the broker: what is known of the old one says nothing about the new one.
-    fn begin_anew(&mut self, slot: usize, offset: i64, last: i64) -> Ownership {
-        let held = self.held[slot]
-            .as_mut()
-            .expect("a record was read from it just now");
-        let Source {
-            topic, partition, ..
-        } = &*held.source;
-        tracing::warn!(
-            %topic,
-            partition,
-            offset,
-            last,
-            "the log went back: the partition was reset on the broker, and is taken up from there"
-        );
-        held.fence.close(Instant::now());
-        held.fence = Arc::new(Fence::default());
-        let inherited = Inherited {
-            identity: held.identity,
-            ..Inherited::default()
+    pub(super) fn partition_error(&mut self, slot: usize, code: Code, offset: i64, text: &str) {
+        let Some(held) = &self.held[slot] else {
+            return;
         };
-        let (old, source) = (held.owner, Arc::clone(&held.source));
-        let last_status = self.engine.end(old);
-        let owner = self.engine.assign(Some(offset), None, inherited);
-        debug_assert_eq!(
-            owner.slot(),
-            slot,
-            "a slot just freed is the first to be used again"
-        );
-        if let Some(held) = &mut self.held[slot] {
-            held.owner = owner;
-        }
-        if let Some(last) = last_status {
-            self.add_to_report(&source, last);
-        }
-        self.tell(Event::LogReset {
-            partition: TopicPartition::of(&source),
-            last,
-            offset,
-        });
-        owner
-    }
-
-    pub(super) fn partition_error(
-        &mut self,
-        code: Code,
-        topic: &str,
-        partition: i32,
-        offset: i64,
-        text: &str,
-    ) {
         match code {
             Code::AutoOffsetReset | Code::OffsetOutOfRange => {
-                let message = format!(
-                    "partition {topic}/{partition}: offset {offset} is not in the log any more: records were deleted \
-                     before group `{}` read them, or the topic was made anew ({text}); decide where to go on and \
-                     commit that offset for the group",
-                    self.settings.group
-                );
-                self.tell(Event::OffsetOutOfRange {
-                    partition: TopicPartition {
-                        topic: topic.into(),
-                        partition,
-                    },
-                    offset,
-                });
-                self.fail(RunErrorKind::OffsetOutOfRange, message);
+                self.doubt(slot, trouble_in(offset, text));
             }
             Code::PartitionEOF => {}
             _ => {
-                tracing::warn!(topic, partition, error = %code, text, "the client reports trouble with a partition");
-                self.client_error(code, Some((topic, partition)), text);
+                let source = Arc::clone(&held.source);
+                let Source {
+                    topic, partition, ..
+                } = &*source;
+                tracing::warn!(%topic, partition, error = %code, text, "the client reports trouble with a partition");
+                self.client_error(code, Some((topic, *partition)), text);
             }
         }
     }

@@ -14,6 +14,8 @@ mod producer;
 mod properties;
 mod pump;
 mod status;
+mod surprises;
+mod topics;
 mod watch;
 
 pub use self::{

@@ -214,7 +214,7 @@ impl Pump {
             );
         }
         for (code, offset, text) in errors {
-            self.partition_error(code, &source.topic, source.partition, offset, &text);
+            self.partition_error(slot, code, offset, &text);
         }
     }
 

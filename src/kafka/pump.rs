@@ -30,6 +30,8 @@ use super::{
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
     prefetch::Prefetch,
+    surprises::Log,
+    topics::Topics,
     watch::{Change, Watch},
 };
 use crate::{
@@ -76,6 +78,13 @@ pub(crate) enum Control {
     StopNow,
     Pause(Selection),
     Resume(Selection),
+    /// Read a stopped partition from this offset on. `false`: it is not stopped here.
+    ResumeAt {
+        topic: String,
+        partition: i32,
+        offset: i64,
+        answer: oneshot::Sender<bool>,
+    },
     Status(oneshot::Sender<Status>),
 }
 
@@ -219,7 +228,7 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
     loop {
         let more = serve_events(consumer);
         let mut pump = lock();
-        let worked = pump.step(consumer) || more;
+        let worked = pump.step(consumer) | pump.attend_to_logs(consumer) | more;
         if pump.stop.is_some() {
             break;
         }
@@ -402,6 +411,11 @@ pub(super) struct Held {
     pub(super) driver: Arc<dyn Drive>,
     pub(super) end: Option<(i64, Instant)>,
     pub(super) identity: Identity,
+    pub(super) log: Log,
+    /// When its log was looked at last, for some trouble.
+    pub(super) looked_at: Option<Instant>,
+    /// What the client may still give as its position although it has been told to read from elsewhere.
+    pub(super) outdated: Option<i64>,
     /// It was said in the log that its snapshot is cut; once, until it fits again.
     pub(super) cut_reported: bool,
     pub(super) watch: Watch,
@@ -478,6 +492,9 @@ pub(crate) struct Pump {
     pub(super) remembered: HashMap<(Arc<str>, i32), (i64, FinishedAbove)>,
     /// Empty until the brokers have told it.
     pub(super) cluster_id: String,
+    pub(super) topics: Topics,
+    /// There may be partitions whose logs are to be looked after.
+    pub(super) surprised: bool,
     pub(super) controls: mpsc::Receiver<Control>,
     events: broadcast::Sender<Event>,
     pub(super) reports: mpsc::Receiver<Report>,
@@ -552,6 +569,8 @@ impl Pump {
             last_swap: now,
             remembered: HashMap::new(),
             cluster_id: String::new(),
+            topics: Topics::default(),
+            surprised: false,
             controls,
             events,
             reports,
@@ -778,6 +797,12 @@ impl Pump {
                     self.resume(&selection);
                     self.apply_pauses();
                 }
+                Ok(Control::ResumeAt {
+                    topic,
+                    partition,
+                    offset,
+                    answer,
+                }) => drop(answer.send(self.resume_at(&topic, partition, offset))),
                 Ok(Control::Status(answer)) => drop(answer.send(self.status())),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {

@@ -26,6 +26,7 @@ impl Pump {
                         OwnershipState::Owned
                     },
                     paused: status.paused,
+                    stopped: held.log.stopped().cloned(),
                     position: status.position,
                     committed: status.committed,
                     commit_failures: status.commit_failures,

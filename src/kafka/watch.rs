@@ -10,6 +10,7 @@ use rdkafka::{Offset, consumer::Consumer as _};
 use super::{
     BaseConsumer,
     pump::{Held, Pump},
+    surprises::Log,
 };
 use crate::{
     consumer::{Event, StuckRecord, TopicPartition},
@@ -166,13 +167,19 @@ impl Pump {
             let Offset::Offset(position) = element.offset() else {
                 continue;
             };
-            let held = self.held.iter().flatten().find(|held| {
+            let held = self.held.iter_mut().flatten().find(|held| {
                 *held.source.topic == *element.topic()
                     && held.source.partition == element.partition()
             });
-            if let Some(held) = held {
-                self.engine.skip_to(held.owner, position);
+            let Some(held) = held else {
+                continue;
+            };
+            // Believed, the position of an old log would be committed in the new one.
+            if held.outdated == Some(position) || !matches!(held.log, Log::Sound) {
+                continue;
             }
+            held.outdated = None;
+            self.engine.skip_to(held.owner, position);
         }
     }
 }

@@ -1,0 +1,536 @@
+//! A log that is not what it was: the position is gone, the log was cut or begins anew, the topic is another one.
+//!
+//! The client stops at such a partition, or is stopped. What there is now is asked for without waiting, other partitions go
+//! on meanwhile, then it is decided where reading goes on, if at all. What has been read already stays: it is finished and
+//! committed as before, unless the new log begins below it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rdkafka::{Offset, TopicPartitionList, consumer::Consumer as _};
+
+use super::{
+    BaseConsumer,
+    ffi::{Answer, LogEnd, Question},
+    pump::{Held, Pump},
+    topics::{QUESTION, seen},
+};
+use crate::{
+    consumer::{Event, OutOfRange, RunErrorKind, StopReason, StoppedPartition, TopicPartition},
+    engine::{Inherited, TopicSeen},
+    execute::Fence,
+    record::Source,
+};
+
+/// Between two looks at the same log: an error that comes back at once is not answered in a tight loop.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether a partition's log is what it should be.
+pub(super) enum Log {
+    Sound,
+    /// Not read until it is known what there is now.
+    Doubtful(Box<Doubt>),
+    /// Not read until somebody decides.
+    Stopped(StoppedPartition),
+    /// Somebody has: to be read from this offset on.
+    Resuming(i64),
+}
+
+pub(super) struct Doubt {
+    trouble: Trouble,
+    /// Asked together: the topic, and the two ends of the log.
+    asked: Option<[(Question, Option<Answer>); 3]>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Trouble {
+    /// The position is not in the log.
+    OutOfRange,
+    /// The log was cut off below the position and has gone on from there: at this offset, if the client says so.
+    Truncated(Option<i64>),
+    /// This offset came, which is below the position.
+    WentBack(i64),
+    /// The topic's id has changed.
+    Recreated,
+}
+
+impl Log {
+    pub(super) fn stopped(&self) -> Option<&StoppedPartition> {
+        match self {
+            Self::Stopped(stopped) => Some(stopped),
+            _ => None,
+        }
+    }
+}
+
+/// What there is now.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    /// Not known when the brokers give no ids.
+    topic: TopicSeen,
+    first: i64,
+    next: i64,
+}
+
+/// Where reading goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Where it stood.
+    Here,
+    /// From here on, what lies before was skipped.
+    Skip(i64),
+    /// From here on, in a log of which nothing is known.
+    Anew(i64),
+    Stop(StopReason),
+    EndRun,
+}
+
+impl Pump {
+    /// Nothing more is read from this partition until it is known what there is.
+    pub(super) fn doubt(&mut self, slot: usize, trouble: Trouble) {
+        if let Some(held) = &mut self.held[slot]
+            && !matches!(held.log, Log::Doubtful(_))
+        {
+            held.log = Log::Doubtful(Box::new(Doubt {
+                trouble,
+                asked: None,
+            }));
+            self.surprised = true;
+        }
+    }
+
+    /// An operator has decided where a stopped partition goes on. `false`: it is not stopped here.
+    pub(super) fn resume_at(&mut self, topic: &str, partition: i32, offset: i64) -> bool {
+        let mut held = self.held.iter_mut().flatten();
+        let held = held.find(|held| {
+            *held.source.topic == *topic
+                && held.source.partition == partition
+                && held.log.stopped().is_some()
+        });
+        let Some(held) = held else {
+            return false;
+        };
+        held.log = Log::Resuming(offset);
+        self.surprised = true;
+        true
+    }
+
+    /// Looks after logs that have surprised us. Not within a rebalance: that the client is told to read from elsewhere must
+    /// not be taken for the answer to it.
+    pub(super) fn attend_to_logs(&mut self, consumer: &BaseConsumer) -> bool {
+        let now = Instant::now();
+        self.check_topics(now);
+        if !std::mem::take(&mut self.surprised) {
+            return false;
+        }
+        let mut worked = false;
+        for slot in 0..self.held.len() {
+            worked |= self.attend_to_log(consumer, slot, now);
+        }
+        worked
+    }
+
+    fn attend_to_log(&mut self, consumer: &BaseConsumer, slot: usize, now: Instant) -> bool {
+        let wake = self.wake();
+        let Some(held) = &mut self.held[slot] else {
+            return false;
+        };
+        match &mut held.log {
+            Log::Sound | Log::Stopped(_) => false,
+            Log::Resuming(offset) => {
+                let offset = *offset;
+                self.go_on_at(consumer, slot, offset);
+                true
+            }
+            Log::Doubtful(doubt) => {
+                self.surprised = true;
+                let Some(asked) = &mut doubt.asked else {
+                    if held
+                        .looked_at
+                        .is_none_or(|at| now.duration_since(at) >= PAUSE)
+                    {
+                        let Source {
+                            topic, partition, ..
+                        } = &*held.source;
+                        let end = |end| {
+                            let wake = Arc::clone(&wake);
+                            Question::offset(&self.lifeline, wake, topic, *partition, end, QUESTION)
+                        };
+                        let named = [&**topic];
+                        let wake = Arc::clone(&wake);
+                        let topic = Question::topics(&self.lifeline, wake, &named, QUESTION);
+                        let asked = [topic, end(LogEnd::First), end(LogEnd::Next)];
+                        let [Some(topic), Some(first), Some(next)] = asked else {
+                            return false;
+                        };
+                        doubt.asked = Some([(topic, None), (first, None), (next, None)]);
+                        held.looked_at = Some(now);
+                    }
+                    return false;
+                };
+                for (question, answer) in asked.iter_mut().filter(|(_, answer)| answer.is_none()) {
+                    *answer = question.poll(Duration::ZERO);
+                }
+                let (topic, first, next) = match asked {
+                    [(_, Some(topic)), (_, Some(first)), (_, Some(next))] => (topic, first, next),
+                    _ => return false,
+                };
+                let (Answer::Topics(topics), Answer::Offset(first), Answer::Offset(next)) =
+                    (&*topic, &*first, &*next)
+                else {
+                    let Source {
+                        topic: name,
+                        partition,
+                        ..
+                    } = &*held.source;
+                    tracing::warn!(
+                        topic = %name, partition, answers = ?(topic, first, next),
+                        "the brokers do not say what there is in this partition now; asking again"
+                    );
+                    doubt.asked = None;
+                    return false;
+                };
+                let described = topics.first().filter(|topic| topic.error.is_none());
+                let found = Found {
+                    topic: described.map(seen).unwrap_or_default(),
+                    first: *first,
+                    next: *next,
+                };
+                let trouble = doubt.trouble;
+                self.decide(consumer, slot, trouble, found);
+                true
+            }
+        }
+    }
+
+    fn decide(&mut self, consumer: &BaseConsumer, slot: usize, trouble: Trouble, found: Found) {
+        let held = self.held[slot].as_ref().expect("it is being attended to");
+        let source = Arc::clone(&held.source);
+        let Source {
+            topic, partition, ..
+        } = &*source;
+        let status = self.engine.status(held.owner);
+        let status = status.expect("what is held is owned");
+        let position = status.position.unwrap_or(found.first);
+        let place = TopicPartition::of(&source);
+        let known = held.identity.topic();
+        let Found { first, next, .. } = found;
+        let unfinished = status.running + status.queued + status.retrying;
+        if found.topic.differs_from(known) {
+            tracing::warn!(
+                %topic, partition, position, start = first, unfinished,
+                "the topic was deleted and made anew: it is read from its start, and what was unfinished in the old one \
+                 is let go"
+            );
+            self.tell(Event::TopicRecreated {
+                partition: place,
+                position,
+                start: first,
+            });
+            self.note_topic(topic, found.topic);
+            return self.begin_anew(consumer, slot, first, found.topic);
+        }
+        let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
+        match (verdict, trouble) {
+            (Verdict::Here, _) => self.reread(consumer, slot, position),
+            (Verdict::Anew(at), Trouble::WentBack(_)) => {
+                tracing::warn!(%topic, partition, position, start = at, "the log went back, and is read from there");
+                self.tell(Event::LogReset {
+                    partition: place,
+                    last: position - 1,
+                    offset: at,
+                });
+                self.begin_anew(consumer, slot, at, known);
+            }
+            (Verdict::Anew(at), Trouble::Truncated(Some(_))) => {
+                tracing::warn!(
+                    %topic, partition, position, start = at,
+                    "the log was cut off below the position, most likely by an unclean leader election: what has taken \
+                     the place of lost records is read"
+                );
+                self.tell(Event::LogTruncated {
+                    partition: place,
+                    position,
+                    start: at,
+                });
+                self.begin_anew(consumer, slot, at, known);
+            }
+            (Verdict::Anew(at) | Verdict::Skip(at), _) => {
+                let skipped = skipped(position, at, first);
+                tracing::error!(
+                    %topic, partition, position, log_start = first, log_end = next, resumed_at = at, skipped,
+                    "the position is not in the log, and reading goes on where it was chosen to"
+                );
+                self.tell(Event::OffsetOutOfRange {
+                    partition: place,
+                    position,
+                    log_start: first,
+                    log_end: next,
+                    resumed_at: Some(at),
+                    skipped,
+                });
+                match verdict {
+                    Verdict::Skip(_) => self.skip_to(consumer, slot, at),
+                    _ => self.begin_anew(consumer, slot, at, known),
+                }
+            }
+            (Verdict::Stop(reason), _) => {
+                let stopped = StoppedPartition {
+                    reason,
+                    position,
+                    committed: status.committed,
+                    log_start: first,
+                    log_end: next,
+                };
+                let group = &self.settings.group;
+                tracing::error!(
+                    %group, %topic, partition, position, log_start = first, log_end = next,
+                    "partition stopped: {reason}; see what is lost, then call `resume_at` on the consumer's handle with \
+                     the offset to go on at, or commit that offset for the group while none of its members runs; \
+                     `out_of_range` on the builder decides beforehand"
+                );
+                self.tell(Event::OffsetOutOfRange {
+                    partition: place,
+                    position,
+                    log_start: first,
+                    log_end: next,
+                    resumed_at: None,
+                    skipped: 0,
+                });
+                if let Some(held) = &mut self.held[slot] {
+                    held.log = Log::Stopped(stopped);
+                }
+            }
+            (Verdict::EndRun, _) => {
+                let message = format!(
+                    "partition {topic}/{partition}: offset {position} is not in the log, which has {first} to {next}: \
+                     records were deleted before group `{}` read them, or the log was cut off; decide where to go on, \
+                     and commit that offset for the group",
+                    self.settings.group
+                );
+                self.tell(Event::OffsetOutOfRange {
+                    partition: place,
+                    position,
+                    log_start: first,
+                    log_end: next,
+                    resumed_at: None,
+                    skipped: 0,
+                });
+                self.fail(RunErrorKind::OffsetOutOfRange, message);
+            }
+        }
+    }
+
+    fn go_on_at(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
+        let held = self.held[slot].as_ref().expect("it is being attended to");
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
+        let position = self.engine.status(held.owner).and_then(|it| it.position);
+        tracing::warn!(%topic, partition, position, offset, "a stopped partition goes on, as asked for");
+        let topic = held.identity.topic();
+        match position {
+            Some(position) if offset < position => self.begin_anew(consumer, slot, offset, topic),
+            _ => self.skip_to(consumer, slot, offset),
+        }
+    }
+
+    /// Goes on at a later offset. Gaps are normal: what is unfinished below it is finished and committed first.
+    fn skip_to(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
+        let held = self.held[slot].as_ref().expect("it is being attended to");
+        self.engine.skip_to(held.owner, offset);
+        self.reread(consumer, slot, offset);
+    }
+
+    /// Goes on in a log of which nothing is known: a new ownership.
+    fn begin_anew(&mut self, consumer: &BaseConsumer, slot: usize, start: i64, topic: TopicSeen) {
+        let held = self.held[slot].as_mut().expect("it is being attended to");
+        held.fence.close(Instant::now());
+        held.fence = Arc::new(Fence::default());
+        held.identity = held.identity.with_topic(topic);
+        let inherited = Inherited {
+            identity: held.identity,
+            ..Inherited::default()
+        };
+        let (old, source) = (held.owner, Arc::clone(&held.source));
+        let last = self.engine.end(old);
+        let owner = self.engine.assign(Some(start), None, inherited);
+        debug_assert_eq!(
+            owner.slot(),
+            slot,
+            "a slot just freed is the first to be used again"
+        );
+        if let Some(held) = &mut self.held[slot] {
+            held.owner = owner;
+        }
+        if let Some(last) = last {
+            self.add_to_report(&source, last);
+        }
+        self.apply_pauses();
+        self.reread(consumer, slot, start);
+    }
+
+    /// Has the client read from this offset on. It does not seek in a partition that it has given up, so that is assigned
+    /// anew; what it had fetched before is dropped by that.
+    fn reread(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
+        let Some(held) = &mut self.held[slot] else {
+            return;
+        };
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
+        held.outdated = position_of(consumer, held);
+        held.filled
+            .store(true, std::sync::atomic::Ordering::Release);
+        held.log = Log::Sound;
+        let mut list = TopicPartitionList::with_capacity(1);
+        let again = list
+            .add_partition_offset(topic, *partition, Offset::Offset(offset))
+            .and_then(|()| consumer.incremental_unassign(&list))
+            .and_then(|()| consumer.incremental_assign(&list));
+        if let Err(error) = again {
+            let message = format!(
+                "partition {topic}/{partition}: the client does not read from offset {offset} on: {error}; start the \
+                 consumer again"
+            );
+            self.fail(RunErrorKind::Client, message);
+        }
+    }
+}
+
+/// Where the client stands.
+fn position_of(consumer: &BaseConsumer, held: &Held) -> Option<i64> {
+    let positions = consumer.position().ok()?;
+    let found = positions.find_partition(&held.source.topic, held.source.partition)?;
+    match found.offset() {
+        Offset::Offset(position) => Some(position),
+        _ => None,
+    }
+}
+
+/// How many offsets that had not been read are passed over, at most.
+fn skipped(position: i64, resumed_at: i64, log_start: i64) -> i64 {
+    match position <= resumed_at {
+        true => resumed_at - position,
+        // What was cut off may have been replaced by anything.
+        false => resumed_at - log_start,
+    }
+}
+
+/// What to do about a position in a log that begins at `first` and ends before `next`.
+fn judge(trouble: Trouble, position: i64, first: i64, next: i64, policy: OutOfRange) -> Verdict {
+    let reason = match trouble {
+        // It is the same one after all.
+        Trouble::Recreated => return Verdict::Here,
+        Trouble::WentBack(offset) => return Verdict::Anew(offset.clamp(first, next)),
+        // All from there on is new, and nothing before it is skipped.
+        Trouble::Truncated(Some(end)) if end >= first => return Verdict::Anew(end.min(next)),
+        _ if position < first => StopReason::Deleted,
+        // There is nothing that could be skipped.
+        _ if position > next && first == next => return Verdict::Anew(next),
+        _ if position > next => StopReason::Truncated,
+        Trouble::Truncated(_) => StopReason::Truncated,
+        Trouble::OutOfRange => return Verdict::Here,
+    };
+    let go_on = |at| match at < position {
+        true => Verdict::Anew(at),
+        false => Verdict::Skip(at),
+    };
+    match policy {
+        OutOfRange::StopPartition => Verdict::Stop(reason),
+        OutOfRange::Earliest => go_on(first),
+        OutOfRange::Latest => go_on(next),
+        OutOfRange::EndRun => Verdict::EndRun,
+    }
+}
+
+/// Librdkafka tells of a log that was cut off by words only.
+pub(super) fn trouble_in(offset: i64, text: &str) -> Trouble {
+    if offset >= 0 && !text.contains("truncation") {
+        return Trouble::OutOfRange;
+    }
+    let end = text
+        .split_once("broker end offset is ")
+        .and_then(|(_, rest)| rest.split_once(' '))
+        .and_then(|(end, _)| end.parse().ok())
+        .filter(|end: &i64| *end >= 0);
+    Trouble::Truncated(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICIES: [OutOfRange; 4] = [
+        OutOfRange::StopPartition,
+        OutOfRange::Earliest,
+        OutOfRange::Latest,
+        OutOfRange::EndRun,
+    ];
+
+    #[test]
+    fn where_records_would_be_skipped_the_policy_decides() {
+        let deleted = POLICIES.map(|policy| judge(Trouble::OutOfRange, 5, 40, 90, policy));
+        assert_eq!(
+            deleted,
+            [
+                Verdict::Stop(StopReason::Deleted),
+                Verdict::Skip(40),
+                Verdict::Skip(90),
+                Verdict::EndRun
+            ]
+        );
+        let cut_off = POLICIES.map(|policy| judge(Trouble::OutOfRange, 95, 40, 90, policy));
+        assert_eq!(
+            cut_off,
+            [
+                Verdict::Stop(StopReason::Truncated),
+                Verdict::Anew(40),
+                Verdict::Anew(90),
+                Verdict::EndRun
+            ]
+        );
+        let unknown = judge(
+            Trouble::Truncated(None),
+            60,
+            40,
+            90,
+            OutOfRange::StopPartition,
+        );
+        assert_eq!(unknown, Verdict::Stop(StopReason::Truncated));
+        assert_eq!((skipped(5, 40, 40), skipped(5, 90, 40)), (35, 85));
+        assert_eq!((skipped(95, 40, 40), skipped(95, 90, 40)), (0, 50));
+    }
+
+    #[test]
+    fn where_nothing_would_be_skipped_reading_goes_on_under_any_policy() {
+        for policy in POLICIES {
+            let judge =
+                |trouble, position, first, next| judge(trouble, position, first, next, policy);
+            assert_eq!(judge(Trouble::OutOfRange, 60, 40, 90), Verdict::Here);
+            assert_eq!(judge(Trouble::OutOfRange, 95, 90, 90), Verdict::Anew(90));
+            assert_eq!(judge(Trouble::Recreated, 60, 40, 90), Verdict::Here);
+            assert_eq!(judge(Trouble::WentBack(7), 60, 0, 90), Verdict::Anew(7));
+            let cut_off = judge(Trouble::Truncated(Some(50)), 60, 40, 90);
+            assert_eq!(cut_off, Verdict::Anew(50));
+        }
+    }
+
+    #[test]
+    fn what_the_client_says_of_a_log_that_was_cut_off_is_understood() {
+        let text = "Partition log truncation detected at offset 60 (leader epoch 3): broker end offset is 50 (offset \
+                    leader epoch 2). Reset to INVALID.: Local: Log truncation (broker 1)";
+        assert!(matches!(
+            trouble_in(-1001, text),
+            Trouble::Truncated(Some(50))
+        ));
+        assert!(matches!(
+            trouble_in(-1001, "anything"),
+            Trouble::Truncated(None)
+        ));
+        let text = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range";
+        assert!(matches!(trouble_in(5, text), Trouble::OutOfRange));
+    }
+}

@@ -1,0 +1,127 @@
+//! Which topics these are. One that is deleted and made again keeps its name and has another id; librdkafka goes on in it
+//! where it stood in the old one.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    ffi::{Answer, DescribedTopic, Question, Wake},
+    pump::Pump,
+    surprises::Trouble,
+};
+use crate::engine::TopicSeen;
+
+/// How often the topics of held partitions are looked up, unless the client's own metadata are refreshed more often. It
+/// bounds how much of a new topic is read from the old one's position before it is read from its start.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
+/// One question to the brokers may take this long.
+pub(super) const QUESTION: Duration = Duration::from_secs(5);
+
+/// What is known of topics, and what is being asked.
+#[derive(Default)]
+pub(super) struct Topics {
+    /// The ids that topics had when they were last assigned to us.
+    seen: HashMap<Arc<str>, u32>,
+    question: Option<Question>,
+    next: Option<Instant>,
+}
+
+impl Pump {
+    /// Asks for the topics of partitions that are being assigned, and waits for the answer. What is not told is not known.
+    pub(super) fn describe(&self, topics: &[Arc<str>]) -> HashMap<String, TopicSeen> {
+        let nobody: Wake = Arc::new(|| {});
+        let names: Vec<_> = topics.iter().map(|topic| &**topic).collect();
+        let question = Question::topics(&self.lifeline, nobody, &names, QUESTION);
+        let answer = question.and_then(|question| question.poll(QUESTION + QUESTION / 10));
+        let Some(Answer::Topics(described)) = answer else {
+            tracing::warn!(
+                ?topics,
+                ?answer,
+                "the brokers do not say which topics these are: should one have been made anew, that is noticed later"
+            );
+            return HashMap::new();
+        };
+        let known = described.into_iter().filter(|topic| topic.error.is_none());
+        known
+            .map(|topic| (topic.name.clone(), seen(&topic)))
+            .collect()
+    }
+
+    /// `true`: this process had a topic of that name, and it was another one.
+    pub(super) fn note_topic(&mut self, topic: &Arc<str>, now: TopicSeen) -> bool {
+        if now.id == 0 {
+            return false;
+        }
+        let before = self.topics.seen.insert(Arc::clone(topic), now.id);
+        let changed = before.is_some_and(|before| before != now.id);
+        if changed {
+            self.remembered.retain(|(known, _), _| known != topic);
+        }
+        changed
+    }
+
+    /// Looks now and then whether a topic was made anew under our hands.
+    pub(super) fn check_topics(&mut self, now: Instant) {
+        match &self.topics.question {
+            Some(question) => {
+                let Some(answer) = question.poll(Duration::ZERO) else {
+                    return;
+                };
+                self.topics.question = None;
+                if let Answer::Topics(described) = answer {
+                    described.iter().for_each(|topic| self.compare(topic));
+                }
+            }
+            None if self.topics.next.is_none_or(|next| next <= now) => {
+                let interval = self.settings.metadata_refresh().min(LONGEST_INTERVAL);
+                self.topics.next = Some(now + interval);
+                let held = self.held.iter().flatten();
+                let mut names: Vec<_> = held.map(|held| &*held.source.topic).collect();
+                names.sort_unstable();
+                names.dedup();
+                if !names.is_empty() {
+                    let question = Question::topics(&self.lifeline, self.wake(), &names, QUESTION);
+                    self.topics.question = question;
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn compare(&mut self, topic: &DescribedTopic) {
+        if topic.error.is_some() {
+            return;
+        }
+        let now = seen(topic);
+        for slot in 0..self.held.len() {
+            let other = self.held[slot].as_ref().is_some_and(|held| {
+                *held.source.topic == *topic.name && now.differs_from(held.identity.topic())
+            });
+            if other {
+                self.doubt(slot, Trouble::Recreated);
+            }
+        }
+    }
+
+    /// Wakes the pump.
+    pub(super) fn wake(&self) -> Wake {
+        let thread = self.thread.clone();
+        Arc::new(move || thread.unpark())
+    }
+}
+
+/// What a snapshot says of this topic.
+pub(super) fn seen(topic: &DescribedTopic) -> TopicSeen {
+    let folded = (topic.id >> 64) as u64 ^ topic.id as u64;
+    TopicSeen {
+        id: match (topic.id, (folded >> 32) as u32 ^ folded as u32) {
+            (0, _) => 0,
+            // Zero means that it is not known.
+            (_, hash) => hash.max(1),
+        },
+        partitions: u32::try_from(topic.partitions).unwrap_or(u32::MAX),
+    }
+}
