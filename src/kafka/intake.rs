@@ -180,6 +180,12 @@ impl Pump {
         };
         match code {
             Code::AutoOffsetReset | Code::OffsetOutOfRange => {
+                let status = self.engine.status(held.owner);
+                let position = status.and_then(|status| status.position);
+                // It was said before reading went on somewhere else.
+                if offset >= 0 && position.is_some_and(|position| offset < position) {
+                    return;
+                }
                 self.doubt(slot, trouble_in(offset, text));
             }
             Code::PartitionEOF => {}

@@ -5,16 +5,20 @@
 //! committed as before, unless the new log begins below it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use rdkafka::{Offset, TopicPartitionList, consumer::Consumer as _};
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::{Consumer as _, RebalanceProtocol},
+    error::KafkaResult,
+};
 
 use super::{
     BaseConsumer,
     ffi::{Answer, LogEnd, Question},
-    pump::{Held, Pump},
+    pump::Pump,
     topics::{QUESTION, seen},
 };
 use crate::{
@@ -375,22 +379,32 @@ impl Pump {
     /// Has the client read from this offset on. It does not seek in a partition that it has given up, so that is assigned
     /// anew; what it had fetched before is dropped by that.
     fn reread(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
-        let Some(held) = &mut self.held[slot] else {
-            return;
-        };
-        let Source {
-            topic, partition, ..
-        } = &*held.source;
-        held.outdated = position_of(consumer, held);
-        held.filled
-            .store(true, std::sync::atomic::Ordering::Release);
+        let held = self.held[slot].as_mut().expect("it is being attended to");
+        held.outdated = position_of(consumer, &held.source);
+        held.filled.store(true, Ordering::Release);
         held.log = Log::Sound;
-        let mut list = TopicPartitionList::with_capacity(1);
-        let again = list
-            .add_partition_offset(topic, *partition, Offset::Offset(offset))
-            .and_then(|()| consumer.incremental_unassign(&list))
-            .and_then(|()| consumer.incremental_assign(&list));
+        let source = Arc::clone(&held.source);
+        let again = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => list_of([(&*source, offset)]).and_then(|list| {
+                consumer.incremental_unassign(&list)?;
+                consumer.incremental_assign(&list)
+            }),
+            // Eager protocols assign all or nothing: the others go on where they are.
+            _ => {
+                let all = self.held.iter().flatten().filter_map(|held| {
+                    let position = match Arc::ptr_eq(&held.source, &source) {
+                        true => Some(offset),
+                        false => self.engine.status(held.owner)?.position,
+                    };
+                    Some((&*held.source, position?))
+                });
+                list_of(all).and_then(|list| consumer.assign(&list))
+            }
+        };
         if let Err(error) = again {
+            let Source {
+                topic, partition, ..
+            } = &*source;
             let message = format!(
                 "partition {topic}/{partition}: the client does not read from offset {offset} on: {error}; start the \
                  consumer again"
@@ -400,10 +414,20 @@ impl Pump {
     }
 }
 
+fn list_of<'a>(
+    places: impl IntoIterator<Item = (&'a Source, i64)>,
+) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::new();
+    for (Source { topic, partition }, offset) in places {
+        list.add_partition_offset(topic, *partition, Offset::Offset(offset))?;
+    }
+    Ok(list)
+}
+
 /// Where the client stands.
-fn position_of(consumer: &BaseConsumer, held: &Held) -> Option<i64> {
+fn position_of(consumer: &BaseConsumer, source: &Source) -> Option<i64> {
     let positions = consumer.position().ok()?;
-    let found = positions.find_partition(&held.source.topic, held.source.partition)?;
+    let found = positions.find_partition(&source.topic, source.partition)?;
     match found.offset() {
         Offset::Offset(position) => Some(position),
         _ => None,

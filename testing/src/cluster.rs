@@ -11,7 +11,7 @@ use std::{
 
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
-    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
     error::KafkaError,
@@ -231,6 +231,16 @@ impl Cluster {
                     partition.leader() >= 0 && partition.isr().len() == partition.replicas().len()
                 })
         });
+    }
+
+    /// Adds partitions to a topic until it has so many.
+    pub fn add_partitions(&self, topic: &str, partitions: usize) {
+        let wanted = NewPartitions::new(topic, partitions);
+        let added = block_on(self.admin.create_partitions([&wanted], &patient()));
+        for result in added.unwrap_or_else(|error| panic!("add partitions to {topic}: {error}")) {
+            result.unwrap_or_else(|(topic, code)| panic!("add partitions to {topic}: {code}"));
+        }
+        self.wait_in_sync(topic);
     }
 
     pub fn delete_topic(&self, topic: &str) {
