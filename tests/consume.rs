@@ -452,27 +452,6 @@ async fn a_new_group_starts_where_its_policy_says_and_keeps_that_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_committed_offset_that_was_deleted_ends_the_run_and_skips_nothing() {
-    let Some(cluster) = cluster() else { return };
-    let (topic, group) = (cluster.create_topic("deleted", 1, &[]), unique("group"));
-    cluster.produce(&topic, numbered(50));
-    cluster.commit(&group, &topic, 0, 5, "");
-    cluster.delete_records(&topic, 0, 40);
-    let seen = Seen::default();
-    let error = Running::start(consumer(&cluster, &group).topic(&topic), seen.noting())
-        .ended()
-        .await
-        .unwrap_err();
-    assert_eq!(error.kind(), RunErrorKind::OffsetOutOfRange);
-    assert!(
-        error.to_string().contains(&format!("{topic}/0: offset 5")),
-        "{error}"
-    );
-    assert_eq!(seen.len(), 0);
-    assert_eq!(committed(&cluster, &group, &topic), [5]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_paused_topic_rests_until_it_is_resumed() {
     let Some(cluster) = cluster() else { return };
     let (topic, group) = (cluster.create_topic("paused", 2, &[]), unique("group"));

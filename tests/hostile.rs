@@ -10,8 +10,8 @@ use std::{
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
-    BuildError, DeadLetter, HandlerError, HandlerResult, Message, ReliableConsumer, Retry,
-    RunErrorKind, Text, header_names, permanent,
+    BuildError, DeadLetter, HandlerError, HandlerResult, Message, ReliableConsumer, Retry, Text,
+    header_names, permanent,
 };
 use reliable_consumer_testing::{Record, cluster, unique};
 use tokio::sync::Notify;
@@ -318,58 +318,6 @@ async fn a_pause_outlives_a_rebalance() {
     all_committed(&cluster, &group, &topic);
     first.stop().await;
     assert_eq!(seen.len(), 100);
-}
-
-// T13
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_made_anew_is_read_from_its_start_or_ends_the_run() {
-    let Some(cluster) = cluster() else { return };
-    for protocol in ["classic", "consumer"] {
-        let (topic, group) = (cluster.create_topic("anew", 1, &[]), unique("group"));
-        cluster.produce(&topic, (0..100).map(|n| Record::value(n.to_string())));
-        let seen = Seen::<String>::default();
-        let noted = seen.clone();
-        let handler = async move |message: &Message<Text>| -> HandlerResult {
-            noted.note(message.payload().to_string());
-            Ok(())
-        };
-        let builder = ReliableConsumer::builder()
-            .bootstrap_servers(cluster.brokers())
-            .group_id(&group)
-            .topic(&topic)
-            .commit_interval(millis(100))
-            .property("group.protocol", protocol)
-            .property("topic.metadata.refresh.interval.ms", "500");
-        let run = Running::start(builder, handler);
-        all_committed(&cluster, &group, &topic);
-        cluster.delete_topic(&topic);
-        tokio::time::sleep(millis(300)).await;
-        cluster.create_topic_named(&topic, 1, &[]);
-        cluster.produce(&topic, (0..10).map(|n| Record::value(format!("new {n}"))));
-        let began = Instant::now();
-        let new = || {
-            seen.all()
-                .iter()
-                .filter(|value| value.starts_with("new"))
-                .count()
-        };
-        while new() < 10 && run.handle.status().await.is_ok() {
-            assert!(
-                began.elapsed() < PATIENCE,
-                "{protocol}: neither read nor ended"
-            );
-            tokio::time::sleep(millis(50)).await;
-        }
-        if new() == 10 {
-            println!("{protocol}: read");
-            all_committed(&cluster, &group, &topic);
-            run.stop().await;
-        } else {
-            let error = run.ended().await.unwrap_err();
-            println!("{protocol}: {error}");
-            assert_eq!(error.kind(), RunErrorKind::OffsetOutOfRange);
-        }
-    }
 }
 
 // R4

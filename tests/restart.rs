@@ -108,6 +108,13 @@ impl World {
             .expect("the run ends in order")
     }
 
+    /// The offset, when nothing stands beside it but which topic this is.
+    fn committed_cleanly(&self) -> Option<i64> {
+        let (offset, metadata) = self.committed();
+        assert!(metadata.len() <= 30, "{metadata}");
+        offset
+    }
+
     fn committed(&self) -> (Option<i64>, String) {
         let committed = self.cluster.committed(&self.group, &self.topic).remove(0);
         (committed.offset, committed.metadata)
@@ -144,7 +151,7 @@ async fn closing_and_reopening_after_each_record_handles_each_once() {
             )
             .await;
         assert_eq!(report.handled, 1, "round {round}");
-        assert_eq!(world.committed(), (Some(round as i64 + 1), String::new()));
+        assert_eq!(world.committed_cleanly(), Some(round as i64 + 1));
     }
     ledger.assert_each_once(5);
 }
@@ -192,7 +199,7 @@ async fn shut_down_amid_work_and_start_again(ordering: Ordering) {
         .await;
     ledger.assert_each_once(total);
     assert_eq!(second.already_finished as usize, finished - 3);
-    assert_eq!(world.committed(), (Some(total as i64), String::new()));
+    assert_eq!(world.committed_cleanly(), Some(total as i64));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,7 +242,7 @@ async fn restarts_that_follow_each_other_quickly_repeat_nothing() {
     }
     assert!(runs > 3, "{runs}");
     ledger.assert_each_once(total);
-    assert_eq!(world.committed(), (Some(total as i64), String::new()));
+    assert_eq!(world.committed_cleanly(), Some(total as i64));
 }
 
 // T9c, T11
@@ -263,7 +270,7 @@ async fn metadata_that_is_foreign_damaged_or_copied_is_ignored_and_consumption_s
     let (offset, copied) = world.committed();
     assert_eq!((offset, copied.is_empty()), (Some(2), false));
 
-    let damaged = copied.replacen(|c: char| c != 'r' && c != 'c' && c != '1', "!", 1);
+    let damaged = copied.replacen(|c: char| !"rc2".contains(c), "!", 1);
     let cut = copied[..copied.len() - 1].to_owned();
     let long = format!("rc1{}", "z".repeat(4_093));
     let newer = "rc9what comes next".to_owned();
@@ -285,7 +292,7 @@ async fn metadata_that_is_foreign_damaged_or_copied_is_ignored_and_consumption_s
             )
             .await;
         assert_eq!((report.handled, report.already_finished), (4, 0));
-        assert_eq!(world.committed(), (Some(6), String::new()));
+        assert_eq!(world.committed_cleanly(), Some(6));
     }
 }
 

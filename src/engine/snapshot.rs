@@ -47,14 +47,21 @@ pub struct Identity {
 pub struct TopicSeen {
     /// A hash of the topic's id; 0 where that is not known.
     pub id: u32,
-    /// How many partitions it had when the group began with it; 0 where that is not known. One with a higher number was
-    /// added later.
+    /// How many partitions it had when the group began with it. One with a higher number was added later. 0 where that is
+    /// not known, and for a topic that was made anew: all of it is new to a group that knew its predecessor.
     pub partitions: u32,
 }
 
 impl TopicSeen {
     pub fn is_known(self) -> bool {
         self != Self::default()
+    }
+
+    pub fn made_anew(self) -> Self {
+        Self {
+            partitions: 0,
+            ..self
+        }
     }
 
     /// Both are known, and not the same topic.

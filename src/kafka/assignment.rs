@@ -341,7 +341,8 @@ impl Pump {
                 Some((offset, metadata)) => {
                     let written = self.topic_in(&metadata, topic, *partition, offset);
                     if now.differs_from(written) {
-                        Position::surprising(start_of_log()?, now, Surprise::Recreated(offset))
+                        let surprise = Surprise::Recreated(offset);
+                        Position::surprising(start_of_log()?, now.made_anew(), surprise)
                     } else {
                         Position {
                             start: offset,
@@ -356,7 +357,7 @@ impl Pump {
                     }
                 }
                 None if changed.contains(topic) => {
-                    Position::surprising(start_of_log()?, now, Surprise::Recreated(0))
+                    Position::surprising(start_of_log()?, now.made_anew(), Surprise::Recreated(0))
                 }
                 None => {
                     let neighbours = neighbours.get(topic).map_or(&[][..], Vec::as_slice);
@@ -580,4 +581,31 @@ fn named(list: &TopicPartitionList) -> Vec<(Arc<str>, i32)> {
         .iter()
         .map(|element| (Arc::from(element.topic()), element.partition()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_is_added_when_the_group_knew_its_topic_without_it() {
+        let topic = |id, partitions| TopicSeen { id, partitions };
+        let now = topic(7, 6);
+        for (neighbours, added) in [
+            (&[][..], false),
+            // Of other members of a new group, a moment ago.
+            (&[(0, topic(7, 6)), (1, topic(7, 6))], false),
+            (&[(0, topic(7, 6)), (1, topic(7, 5))], true),
+            (&[(0, topic(7, 5))], true),
+            // Its own, committed just now by an earlier owner.
+            (&[(5, topic(7, 0))], false),
+            // By another client.
+            (&[(0, TopicSeen::default())], true),
+            // In a topic of that name that is no more, and since it was made anew.
+            (&[(0, topic(3, 6))], true),
+            (&[(0, now.made_anew())], true),
+        ] {
+            assert_eq!(is_added(5, now, neighbours), added, "{neighbours:?}");
+        }
+    }
 }

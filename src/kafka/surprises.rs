@@ -234,7 +234,7 @@ impl Pump {
                 start: first,
             });
             self.note_topic(topic, found.topic);
-            return self.begin_anew(consumer, slot, first, found.topic);
+            return self.begin_anew(consumer, slot, first, found.topic.made_anew());
         }
         let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
         match (verdict, trouble) {
