@@ -12,7 +12,7 @@ use reliable_consumer::{
     Builder, ConsumerHandle, Event, HandleError, HandlerResult, Message, OutOfRange,
     PartitionStatus, Report, RunError, RunErrorKind, StartPolicy, StopReason, Text,
 };
-use reliable_consumer_testing::{Cluster, Record, cluster, unique};
+use reliable_consumer_testing::{Cluster, Record, cluster, own_cluster, unique};
 use tokio::sync::Semaphore;
 
 /// Group protocols and assignors, by the properties that choose them.
@@ -338,15 +338,9 @@ async fn a_topic_made_anew_under_a_running_consumer_is_read_from_its_start() {
             all_committed(&cluster, &group, &topic);
             cluster.delete_topic(&topic);
             tokio::time::sleep(millis(pause)).await;
-            let began = Instant::now();
             cluster.create_topic_named(&topic, 1, &[]);
             cluster.produce(&topic, numbered("new", new, 0));
             until("all of the new topic", || run.count("new") == new).await;
-            println!(
-                "{protocol:?} {new} {policy:?} {pause}: {:?}, {:?}",
-                began.elapsed(),
-                run.events.lock().unwrap()
-            );
             all_committed(&cluster, &group, &topic);
             assert!(run.happened(|event| matches!(event, Event::TopicRecreated { .. })));
             run.stop().await;
@@ -452,4 +446,96 @@ async fn a_partition_that_another_client_never_committed_is_read_from_its_start(
     tokio::time::sleep(Duration::from_millis(300)).await;
     run.stop().await;
     assert_eq!((run.count("p1"), run.values.len()), (10, 10));
+}
+
+fn cut_off_at_100(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::LogTruncated {
+            position: 150,
+            start: 100,
+            ..
+        }
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_cut_off_is_read_from_there_by_a_running_consumer_and_by_the_next_one() {
+    let Some(cluster) = own_cluster(3) else {
+        return;
+    };
+    for runs in [true, false] {
+        let topic = cluster.create_topic_on(
+            "cut-off",
+            &[1, 2],
+            &[
+                ("unclean.leader.election.enable", "true"),
+                ("min.insync.replicas", "1"),
+            ],
+        );
+        let group = unique("group");
+        cluster.produce(&topic, numbered("kept", 100, 0));
+        let builder = || member(&cluster, &group, &topic, PROTOCOLS[0]);
+        let mut first = Noting::start(builder());
+        all_committed(&cluster, &group, &topic);
+        tokio::task::block_in_place(|| {
+            cluster.kill([2]);
+            cluster.produce(&topic, numbered("lost", 50, 0));
+        });
+        all_committed(&cluster, &group, &topic);
+        if !runs {
+            first.stop().await;
+        }
+        tokio::task::block_in_place(|| {
+            cluster.kill([1]);
+            cluster.restart([2]);
+            cluster.produce(&topic, numbered("after", 80, 0));
+        });
+        let mut second = if runs {
+            first
+        } else {
+            Noting::start(builder())
+        };
+        until("what took the place of lost records", || {
+            second.count("after") == 80
+        })
+        .await;
+        assert!(second.happened(cut_off_at_100));
+        second.stop().await;
+        assert_eq!(committed(&cluster, &group, &topic), [180]);
+        tokio::task::block_in_place(|| cluster.restart([1]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_cannot_read_a_topic_made_anew_after_elections_ends_the_run_instead_of_stalling()
+ {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let (topic, group) = (cluster.create_topic("elected", 1, &[]), unique("group"));
+    for _ in 0..2 {
+        tokio::task::block_in_place(|| {
+            cluster.kill([1]);
+            cluster.restart([1]);
+            cluster.wait_in_sync(&topic);
+        });
+    }
+    cluster.produce(&topic, numbered("old", 100, 0));
+    let mut run = Noting::start(member(&cluster, &group, &topic, PROTOCOLS[0]));
+    all_committed(&cluster, &group, &topic);
+    cluster.delete_topic(&topic);
+    cluster.create_topic_named(&topic, 1, &[]);
+    cluster.produce(&topic, numbered("new", 150, 0));
+    // The client keeps the old leader epochs, asks for records with them, and is refused for ever.
+    let error = run.ended().await.unwrap_err();
+    assert_eq!(error.kind(), RunErrorKind::Client);
+    assert!(
+        error.to_string().ends_with("start the consumer again"),
+        "{error}"
+    );
+    let mut next = Noting::start(member(&cluster, &group, &topic, PROTOCOLS[0]));
+    all_committed(&cluster, &group, &topic);
+    next.stop().await;
+    assert_eq!(next.count("new"), 150);
 }

@@ -20,7 +20,7 @@ use super::{
     ffi::{PartitionQueue, metadata_of},
     prefetch::Prefetch,
     pump::{Held, Pump, filled_wake},
-    surprises::Log,
+    surprises::{Log, Silence},
     topics::QUESTION,
     watch::{Change, Watch},
 };
@@ -167,6 +167,10 @@ impl Pump {
                 identity,
                 log: Log::Sound,
                 looked_at: None,
+                silence: match position.surprise {
+                    Some(Surprise::Recreated(_)) => Some(Silence::from(position.start)),
+                    _ => None,
+                },
                 outdated: None,
                 cut_reported: false,
                 watch: Watch::default(),

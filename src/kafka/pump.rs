@@ -30,7 +30,7 @@ use super::{
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
     prefetch::Prefetch,
-    surprises::Log,
+    surprises::{Log, Silence},
     topics::Topics,
     watch::{Change, Watch},
 };
@@ -414,6 +414,8 @@ pub(super) struct Held {
     pub(super) log: Log,
     /// When its log was looked at last, for some trouble.
     pub(super) looked_at: Option<Instant>,
+    /// Since the topic was made anew nothing has been read.
+    pub(super) silence: Option<Silence>,
     /// What the client may still give as its position although it has been told to read from elsewhere.
     pub(super) outdated: Option<i64>,
     /// It was said in the log that its snapshot is cut; once, until it fits again.
@@ -851,6 +853,7 @@ impl Pump {
         }
         self.pass_markers(consumer);
         self.watch_for_stuck_records(now);
+        self.listen_into_silence(now);
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \
                            keep it alive until `run` returns";

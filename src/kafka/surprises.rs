@@ -31,6 +31,9 @@ use crate::{
 /// Between two looks at the same log: an error that comes back at once is not answered in a tight loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a client may be silent about a partition that has something before it is taken to be stuck.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// Whether a partition's log is what it should be.
 pub(super) enum Log {
     Sound,
@@ -48,6 +51,27 @@ pub(super) struct Doubt {
     asked: Option<[(Question, Option<Answer>); 3]>,
 }
 
+/// The client keeps the old topic's leader epochs, and ignores those of the new one for as long as they are lower: the brokers
+/// refuse what it asks for, and it asks again for ever without a word.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Silence {
+    /// The position that has not moved.
+    at: i64,
+    since: Instant,
+    /// There was something to read when this was looked at last.
+    in_vain: bool,
+}
+
+impl Silence {
+    pub(super) fn from(at: i64) -> Self {
+        Self {
+            at,
+            since: Instant::now(),
+            in_vain: false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trouble {
     /// The position is not in the log.
@@ -58,6 +82,8 @@ pub(super) enum Trouble {
     WentBack(i64),
     /// The topic's id has changed.
     Recreated,
+    /// Nothing comes.
+    Silent,
 }
 
 impl Log {
@@ -103,6 +129,53 @@ impl Pump {
             }));
             self.surprised = true;
         }
+    }
+
+    /// Doubts the partitions of topics that were made anew as long as nothing comes from them.
+    pub(super) fn listen_into_silence(&mut self, now: Instant) {
+        for slot in 0..self.held.len() {
+            let Some(held) = &mut self.held[slot] else {
+                continue;
+            };
+            let Some(silence) = &mut held.silence else {
+                continue;
+            };
+            let status = self.engine.status(held.owner);
+            if status.and_then(|status| status.position) != Some(silence.at) {
+                held.silence = None;
+                continue;
+            }
+            if self.engine.room(held.owner) == 0 || self.outage.is_some() {
+                silence.since = now;
+            }
+            if now.duration_since(silence.since) >= SILENCE && matches!(held.log, Log::Sound) {
+                silence.since = now;
+                self.doubt(slot, Trouble::Silent);
+            }
+        }
+    }
+
+    /// What is there was asked for, as nothing came.
+    fn end_if_stuck(&mut self, slot: usize, next: i64) {
+        let held = self.held[slot].as_mut().expect("it is being attended to");
+        held.log = Log::Sound;
+        let Some(silence) = &mut held.silence else {
+            return;
+        };
+        let before = std::mem::replace(&mut silence.in_vain, next > silence.at);
+        if !before || !silence.in_vain {
+            return;
+        }
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
+        let message = format!(
+            "partition {topic}/{partition}: the topic was deleted and made anew, and the client does not read the new one, \
+             which has offsets {} to {next}: it does not accept leader epochs lower than the old topic's; start the \
+             consumer again",
+            silence.at
+        );
+        self.fail(RunErrorKind::Client, message);
     }
 
     /// An operator has decided where a stopped partition goes on. `false`: it is not stopped here.
@@ -234,7 +307,14 @@ impl Pump {
                 start: first,
             });
             self.note_topic(topic, found.topic);
-            return self.begin_anew(consumer, slot, first, found.topic.made_anew());
+            self.begin_anew(consumer, slot, first, found.topic.made_anew());
+            if let Some(held) = &mut self.held[slot] {
+                held.silence = Some(Silence::from(first));
+            }
+            return;
+        }
+        if matches!(trouble, Trouble::Silent) {
+            return self.end_if_stuck(slot, next);
         }
         let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
         match (verdict, trouble) {
@@ -418,7 +498,13 @@ fn list_of<'a>(
     places: impl IntoIterator<Item = (&'a Source, i64)>,
 ) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::new();
-    for (Source { topic, partition }, offset) in places {
+    for (
+        Source {
+            topic, partition, ..
+        },
+        offset,
+    ) in places
+    {
         list.add_partition_offset(topic, *partition, Offset::Offset(offset))?;
     }
     Ok(list)
@@ -447,7 +533,7 @@ fn skipped(position: i64, resumed_at: i64, log_start: i64) -> i64 {
 fn judge(trouble: Trouble, position: i64, first: i64, next: i64, policy: OutOfRange) -> Verdict {
     let reason = match trouble {
         // It is the same one after all.
-        Trouble::Recreated => return Verdict::Here,
+        Trouble::Recreated | Trouble::Silent => return Verdict::Here,
         Trouble::WentBack(offset) => return Verdict::Anew(offset.clamp(first, next)),
         // All from there on is new, and nothing before it is skipped.
         Trouble::Truncated(Some(end)) if end >= first => return Verdict::Anew(end.min(next)),

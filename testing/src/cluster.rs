@@ -203,7 +203,29 @@ impl Cluster {
 
     /// As [`Cluster::create_topic`], for a name that must be exactly this one.
     pub fn create_topic_named(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+        self.make_topic(name, partitions, TopicReplication::Fixed(-1), configs);
+    }
+
+    /// Makes a topic with one partition on these brokers, of which the first is its leader.
+    pub fn create_topic_on(
+        &self,
+        prefix: &str,
+        brokers: &[i32],
+        configs: &[(&str, &str)],
+    ) -> String {
+        let name = unique(prefix);
+        self.make_topic(&name, 1, TopicReplication::Variable(&[brokers]), configs);
+        name
+    }
+
+    fn make_topic(
+        &self,
+        name: &str,
+        partitions: i32,
+        replication: TopicReplication<'_>,
+        configs: &[(&str, &str)],
+    ) {
+        let mut topic = NewTopic::new(name, partitions, replication);
         for (key, value) in configs {
             topic = topic.set(key, value);
         }
