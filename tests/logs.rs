@@ -1,5 +1,7 @@
 //! Real broker: logs that are not what they were. Records deleted before they were read, topics made anew, partitions added.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod common;
 
 use std::{

@@ -17,7 +17,8 @@ use rdkafka::{
 
 use super::{
     BaseConsumer,
-    ffi::{PartitionQueue, metadata_of},
+    epochs::Epochs,
+    ffi::{PartitionQueue, leader_epochs_of, metadata_of},
     prefetch::Prefetch,
     pump::{Held, Pump, filled_wake},
     surprises::{Log, Silence},
@@ -43,6 +44,8 @@ struct Position {
     committed: Option<i64>,
     /// What stands beside the committed offset: a snapshot, or whatever somebody wrote there.
     metadata: Vec<u8>,
+    /// The leader epoch that stands beside the committed offset.
+    epoch: Option<i32>,
     /// As it goes into the snapshots of this ownership.
     topic: TopicSeen,
     surprise: Option<Surprise>,
@@ -61,7 +64,7 @@ enum Surprise {
 type Neighbours = Vec<(i32, TopicSeen)>;
 
 /// Committed offsets, each with what stands beside it.
-type Committed = HashMap<(Arc<str>, i32), (i64, Vec<u8>)>;
+type Committed = HashMap<(Arc<str>, i32), (i64, Option<i32>, Vec<u8>)>;
 
 enum NoPosition {
     /// The brokers do not answer.
@@ -167,6 +170,7 @@ impl Pump {
                 identity,
                 log: Log::Sound,
                 looked_at: None,
+                epochs: Epochs::from(position.start, position.epoch),
                 silence: match position.surprise {
                     Some(Surprise::Recreated(_)) => Some(Silence::from(position.start)),
                     _ => None,
@@ -342,7 +346,7 @@ impl Pump {
                 ends.map(|(first, _)| first).map_err(unavailable)
             };
             let position = match committed.remove(&(Arc::clone(topic), *partition)) {
-                Some((offset, metadata)) => {
+                Some((offset, epoch, metadata)) => {
                     let written = self.topic_in(&metadata, topic, *partition, offset);
                     if now.differs_from(written) {
                         let surprise = Surprise::Recreated(offset);
@@ -352,6 +356,7 @@ impl Pump {
                             start: offset,
                             committed: Some(offset),
                             metadata,
+                            epoch,
                             topic: TopicSeen {
                                 id: if now.id == 0 { written.id } else { now.id },
                                 partitions: written.partitions,
@@ -379,6 +384,7 @@ impl Pump {
                             start: start.map_err(unavailable)?,
                             committed: None,
                             metadata: Vec::new(),
+                            epoch: None,
                             topic: now,
                             surprise: None,
                         }
@@ -403,11 +409,14 @@ impl Pump {
             .committed_offsets(list, QUESTION)
             .map_err(unavailable)?;
         let mut committed = HashMap::with_capacity(partitions.len());
-        for (element, metadata) in answer.elements().iter().zip(metadata_of(&answer)) {
+        let beside = metadata_of(&answer)
+            .into_iter()
+            .zip(leader_epochs_of(&answer));
+        for (element, (metadata, epoch)) in answer.elements().iter().zip(beside) {
             element.error().map_err(unavailable)?;
             if let Offset::Offset(offset) = element.offset() {
                 let key = (Arc::from(element.topic()), element.partition());
-                committed.insert(key, (offset, metadata.to_vec()));
+                committed.insert(key, (offset, epoch, metadata.to_vec()));
             }
         }
         Ok(committed)
@@ -436,7 +445,7 @@ impl Pump {
         if asked.is_empty() {
             return Ok(neighbours);
         }
-        for ((topic, partition), (offset, metadata)) in self.ask_committed(consumer, &asked)? {
+        for ((topic, partition), (offset, _, metadata)) in self.ask_committed(consumer, &asked)? {
             let written = self.topic_in(&metadata, &topic, partition, offset);
             neighbours
                 .entry(topic)
@@ -537,6 +546,7 @@ impl Position {
             start,
             committed: None,
             metadata: Vec::new(),
+            epoch: None,
             topic,
             surprise: Some(surprise),
         }

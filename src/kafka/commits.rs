@@ -30,16 +30,23 @@ impl Pump {
             .entries
             .iter()
             .for_each(|entry| self.report_cut(entry));
+        for entry in &commit.entries {
+            if let Some(held) = &mut self.held[entry.owner.slot()] {
+                held.epochs.forget_below(entry.offset);
+            }
+        }
         let entries: Vec<_> = commit
             .entries
             .iter()
             .map(|entry| {
-                let source = self.source(entry.owner);
+                let held = self.held[entry.owner.slot()].as_ref();
+                let held = held.expect("what is committed is held");
+                let source = &held.source;
                 CommitEntry {
                     topic: &source.topic,
                     partition: source.partition,
                     offset: entry.offset,
-                    leader_epoch: None,
+                    leader_epoch: held.epochs.below(entry.offset),
                     metadata: (!entry.metadata.is_empty()).then_some(&*entry.metadata),
                 }
             })

@@ -436,14 +436,7 @@ impl ReplyQueue {
                 element.set_metadata(metadata);
             }
             if let Some(epoch) = entry.leader_epoch {
-                // SAFETY: the list is ours alone and its last element is the one just added.
-                unsafe {
-                    let native = &*list.ptr();
-                    sys::rd_kafka_topic_partition_set_leader_epoch(
-                        native.elems.add(native.cnt as usize - 1),
-                        epoch,
-                    );
-                }
+                set_last_leader_epoch(&mut list, epoch);
             }
         }
         let Some(alive) = self.0.lifeline.hold() else {
@@ -665,6 +658,28 @@ unsafe fn slice_of<'a, T>(data: *const T, len: usize) -> &'a [T] {
         true => &[],
         // SAFETY: handed on to the caller.
         false => unsafe { slice::from_raw_parts(data, len) },
+    }
+}
+
+/// Gives the list's last element, which there must be, a leader epoch.
+pub(crate) fn set_last_leader_epoch(list: &mut TopicPartitionList, epoch: i32) {
+    assert!(list.count() > 0, "there is a last element");
+    // SAFETY: the list is borrowed by us alone, and has `cnt` elements, one at least.
+    unsafe {
+        let native = &*list.ptr();
+        let last = native.elems.add(native.cnt as usize - 1);
+        sys::rd_kafka_topic_partition_set_leader_epoch(last, epoch);
+    }
+}
+
+/// The leader epoch of each element, in the list's order.
+pub(crate) fn leader_epochs_of(list: &TopicPartitionList) -> Vec<Option<i32>> {
+    // SAFETY: the list has `cnt` elements that live as long as the borrow, and nothing changes them meanwhile.
+    unsafe {
+        let native = &*list.ptr();
+        let epochs = slice_of(native.elems, native.cnt.max(0) as usize).iter();
+        let epochs = epochs.map(|it| sys::rd_kafka_topic_partition_get_leader_epoch(it));
+        epochs.map(|epoch| (epoch >= 0).then_some(epoch)).collect()
     }
 }
 

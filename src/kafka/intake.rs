@@ -160,11 +160,14 @@ impl Pump {
                 hasher.write(key);
                 hasher.finish()
             });
-            let Some(held) = &self.held[slot] else {
+            let Some(held) = &mut self.held[slot] else {
                 return;
             };
             if !matches!(held.log, Log::Sound) {
                 return;
+            }
+            if !held.epochs.read(offset, record.leader_epoch()) {
+                return self.doubt(slot, Trouble::Elected);
             }
             let received = self.engine.receive(held.owner, offset, key, size, record);
             if let Received::WentBack { .. } = received {

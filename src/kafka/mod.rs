@@ -4,6 +4,7 @@ mod assignment;
 mod client;
 mod commits;
 mod drain;
+mod epochs;
 mod errors;
 mod ffi;
 mod giving_up;

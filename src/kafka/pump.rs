@@ -26,6 +26,7 @@ use tokio::{
 
 use super::{
     client::Shell,
+    epochs::Epochs,
     errors::{advice, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
@@ -414,6 +415,7 @@ pub(super) struct Held {
     pub(super) log: Log,
     /// When its log was looked at last, for some trouble.
     pub(super) looked_at: Option<Instant>,
+    pub(super) epochs: Epochs,
     /// Since the topic was made anew nothing has been read.
     pub(super) silence: Option<Silence>,
     /// What the client may still give as its position although it has been told to read from elsewhere.

@@ -17,7 +17,8 @@ use rdkafka::{
 
 use super::{
     BaseConsumer,
-    ffi::{Answer, LogEnd, Question},
+    epochs::Epochs,
+    ffi::{Answer, LogEnd, Question, set_last_leader_epoch},
     pump::Pump,
     topics::{QUESTION, seen},
 };
@@ -82,6 +83,8 @@ pub(super) enum Trouble {
     WentBack(i64),
     /// The topic's id has changed.
     Recreated,
+    /// A leader was elected after the committed offset was written, perhaps one that had missed some of the log.
+    Elected,
     /// Nothing comes.
     Silent,
 }
@@ -316,6 +319,15 @@ impl Pump {
         if matches!(trouble, Trouble::Silent) {
             return self.end_if_stuck(slot, next);
         }
+        // Where the log was cut is known to the brokers, by the epoch.
+        let cut_off = matches!(trouble, Trouble::Elected)
+            || matches!(trouble, Trouble::OutOfRange) && position > next;
+        if cut_off && (first..=next.max(position)).contains(&position) {
+            let held = self.held[slot].as_mut().expect("it is being attended to");
+            if let Some(epoch) = held.epochs.take_unproven() {
+                return self.validate(consumer, slot, position, epoch);
+            }
+        }
         let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
         match (verdict, trouble) {
             (Verdict::Here, _) => self.reread(consumer, slot, position),
@@ -434,6 +446,7 @@ impl Pump {
         held.fence.close(Instant::now());
         held.fence = Arc::new(Fence::default());
         held.identity = held.identity.with_topic(topic);
+        held.epochs = Epochs::default();
         let inherited = Inherited {
             identity: held.identity,
             ..Inherited::default()
@@ -454,6 +467,26 @@ impl Pump {
         }
         self.apply_pauses();
         self.reread(consumer, slot, start);
+    }
+
+    /// Has the client ask the brokers whether the log that had this epoch reaches up to this offset, and read on there if it
+    /// does. Else it says so in place of records. It asks at a seek only, and seeks only where it reads.
+    fn validate(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64, epoch: i32) {
+        self.reread(consumer, slot, offset);
+        let Some(held) = &self.held[slot] else {
+            return;
+        };
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
+        let asked = list_of([(&*held.source, offset)]).and_then(|mut list| {
+            set_last_leader_epoch(&mut list, epoch);
+            consumer.seek_partitions(list, Duration::ZERO)
+        });
+        tracing::info!(
+            %topic, partition, offset, epoch, error = ?asked.err(),
+            "a leader was elected since this offset was committed: the brokers are asked whether the log was cut off"
+        );
     }
 
     /// Has the client read from this offset on. It does not seek in a partition that it has given up, so that is assigned
@@ -542,7 +575,7 @@ fn judge(trouble: Trouble, position: i64, first: i64, next: i64, policy: OutOfRa
         _ if position > next && first == next => return Verdict::Anew(next),
         _ if position > next => StopReason::Truncated,
         Trouble::Truncated(_) => StopReason::Truncated,
-        Trouble::OutOfRange => return Verdict::Here,
+        Trouble::OutOfRange | Trouble::Elected => return Verdict::Here,
     };
     let go_on = |at| match at < position {
         true => Verdict::Anew(at),

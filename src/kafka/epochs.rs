@@ -1,0 +1,93 @@
+//! Leader epochs of what has been read: they tell whether the log above a committed offset is still the one below it.
+//!
+//! Each election begins a new epoch. Should a log have been cut off by one that was not clean, and have grown again past the
+//! committed offset, nothing else tells it. Running, the client asks the brokers itself after each election; after a
+//! restart it does not.
+
+/// Of one ownership.
+#[derive(Debug, Default)]
+pub(super) struct Epochs {
+    /// Where each begins, as far as it is needed still. Ascending.
+    known: Vec<(i64, i32)>,
+    /// The one of the committed offset that reading began at, until it is known that the log goes on from there.
+    unproven: Option<i32>,
+}
+
+impl Epochs {
+    /// `committed`: what stands beside the committed offset.
+    pub(super) fn from(start: i64, committed: Option<i32>) -> Self {
+        Self {
+            known: committed
+                .map(|epoch| (start - 1, epoch))
+                .into_iter()
+                .collect(),
+            unproven: committed,
+        }
+    }
+
+    /// Takes in the next record. `false`: there was an election between the committed offset and this record, and the log
+    /// may have been cut off by it.
+    #[inline]
+    pub(super) fn read(&mut self, offset: i64, epoch: Option<i32>) -> bool {
+        let Some(epoch) = epoch else {
+            return true;
+        };
+        if self.unproven.is_some_and(|committed| committed < epoch) {
+            return false;
+        }
+        self.unproven = None;
+        if self.known.last().is_none_or(|(_, last)| *last != epoch) {
+            self.known.push((offset, epoch));
+        }
+        true
+    }
+
+    /// The epoch to ask the brokers about, once.
+    pub(super) fn take_unproven(&mut self) -> Option<i32> {
+        self.unproven.take()
+    }
+
+    /// Of the last record before this offset.
+    pub(super) fn below(&self, offset: i64) -> Option<i32> {
+        let before = self.known.partition_point(|(first, _)| *first < offset);
+        Some(self.known[before.checked_sub(1)?].1)
+    }
+
+    pub(super) fn forget_below(&mut self, offset: i64) {
+        let before = self.known.partition_point(|(first, _)| *first < offset);
+        self.known.drain(..before.saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_committed_offset_has_the_epoch_of_the_record_before_it() {
+        let mut epochs = Epochs::default();
+        for (offset, epoch) in [(3, 0), (4, 0), (10, 2), (11, 2), (20, 5)] {
+            assert!(epochs.read(offset, Some(epoch)));
+        }
+        let below = |epochs: &Epochs| [3, 4, 10, 11, 20, 21].map(|offset| epochs.below(offset));
+        assert_eq!(
+            below(&epochs),
+            [None, Some(0), Some(0), Some(2), Some(2), Some(5)]
+        );
+        epochs.forget_below(11);
+        assert_eq!(epochs.known.len(), 2);
+        assert_eq!(below(&epochs)[3..], [Some(2), Some(2), Some(5)]);
+        assert_eq!(Epochs::from(7, Some(3)).below(7), Some(3));
+    }
+
+    #[test]
+    fn an_election_after_the_committed_offset_is_noticed_once() {
+        let mut epochs = Epochs::from(100, Some(3));
+        assert!(!epochs.read(100, Some(4)));
+        assert_eq!(epochs.take_unproven(), Some(3));
+        assert!(epochs.read(100, Some(4)));
+        let mut epochs = Epochs::from(100, Some(3));
+        assert!(epochs.read(100, Some(3)));
+        assert!(epochs.read(101, Some(4)), "the client asks itself then");
+    }
+}
