@@ -234,8 +234,7 @@ async fn what_was_read_before_the_rest_was_deleted_is_finished_and_committed_fir
     let Some(cluster) = cluster() else { return };
     let (topic, group) = (cluster.create_topic("read-before", 1, &[]), unique("group"));
     let large = |n: usize| Record::value(format!("{n:02}{}", "x".repeat(20_000)));
-    // Each in a batch of its own, so that the client does not fetch all of them at once.
-    (0..40).for_each(|n| cluster.produce(&topic, [large(n)]));
+    (0..10).for_each(|n| cluster.produce(&topic, [large(n)]));
     let (values, gate) = (Seen::<String>::default(), Arc::new(Semaphore::new(0)));
     let (noted, pass) = (values.clone(), Arc::clone(&gate));
     let handler = async move |message: &Message<Text>| -> HandlerResult {
@@ -245,37 +244,46 @@ async fn what_was_read_before_the_rest_was_deleted_is_finished_and_committed_fir
     };
     let builder = consumer(&cluster, &group)
         .topic(&topic)
-        .window(4)
         .out_of_range(OutOfRange::Earliest)
         .property("fetch.message.max.bytes", "1000")
         .property("queued.min.messages", "1");
     let mut run = Noting::start_with(builder, values, handler);
     let began = Instant::now();
-    while run.handle.status().await.unwrap().bytes < 4 * 20_000 {
+    while run.handle.status().await.unwrap().bytes < 10 * 20_000 {
         assert!(began.elapsed() < PATIENCE);
         tokio::time::sleep(millis(20)).await;
     }
+    // Each record is in a batch of its own, so that the client does not fetch all of them ahead.
+    run.handle.pause(&*topic).unwrap();
+    (10..40).for_each(|n| cluster.produce(&topic, [large(n)]));
     cluster.delete_records(&topic, 0, 40);
     (40..45).for_each(|n| cluster.produce(&topic, [large(n)]));
-    gate.add_permits(100);
-    all_committed(&cluster, &group, &topic);
-    let report = run.stop().await;
-    let values = run.values.all();
-    assert_eq!(values[..4], ["00", "01", "02", "03"]);
-    assert_eq!(values[values.len() - 5..], ["40", "41", "42", "43", "44"]);
-    assert!(
-        run.events.lock().unwrap().iter().any(|event| matches!(
+    run.handle.resume(&*topic).unwrap();
+    let gone_on = |event: &Event| {
+        matches!(
             event,
             Event::OffsetOutOfRange {
                 resumed_at: Some(40),
                 ..
             }
-        )),
-        "the client had all of them: {values:?}"
+        )
+    };
+    until("reading to go on", || run.happened(gone_on)).await;
+    assert_eq!(run.values.len(), 0);
+    gate.add_permits(100);
+    all_committed(&cluster, &group, &topic);
+    let report = run.stop().await;
+    let mut values = run.values.all();
+    values.sort();
+    assert_eq!(
+        values[..10],
+        ["00", "01", "02", "03", "04", "05", "06", "07", "08", "09"]
     );
+    assert_eq!(values[values.len() - 5..], ["40", "41", "42", "43", "44"]);
+    let handled = values.len() as u64;
     assert_eq!(
         (report.handled, report.unstarted, report.abandoned),
-        (values.len() as u64, 0, 0)
+        (handled, 0, 0)
     );
 }
 
