@@ -34,6 +34,10 @@ pub(super) struct Entry {
     pub(super) fate: Fate,
     /// The tenures in which it finished.
     finished_in: Vec<usize>,
+    /// And those of them whose engine was told so while they lasted.
+    reported_in: Vec<usize>,
+    /// Processes that finished it in a partition which they lost, and have to know that.
+    remembered_by: Vec<u32>,
     /// What is committed tells that it is finished.
     covered: bool,
     /// A commit told so once, and a later one could not or did not know: it may come again.
@@ -63,6 +67,7 @@ pub(super) struct Log {
 /// One ownership of one partition, as somebody sees it who sees everything.
 #[derive(Debug)]
 pub(super) struct Tenure {
+    process: u32,
     pub(super) partition: usize,
     pub(super) epoch: u32,
     pub(super) end: Option<End>,
@@ -146,6 +151,7 @@ pub(super) struct Counts {
     pub(super) cuts: u64,
     pub(super) resets: u64,
     pub(super) dead_letters: u64,
+    pub(super) remembered: u64,
 }
 
 impl Counts {
@@ -156,7 +162,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 13] {
+    fn all_mut(&mut self) -> [&mut u64; 14] {
         let Self {
             records,
             started,
@@ -171,6 +177,7 @@ impl Counts {
             cuts,
             resets,
             dead_letters,
+            remembered,
         } = self;
         [
             records,
@@ -186,6 +193,7 @@ impl Counts {
             cuts,
             resets,
             dead_letters,
+            remembered,
         ]
     }
 
@@ -262,6 +270,8 @@ impl Kafka {
             bytes: random.within(600..super::LARGEST as u64) as usize,
             fate,
             finished_in: Vec::new(),
+            reported_in: Vec::new(),
+            remembered_by: Vec::new(),
             covered: false,
             exposed: false,
         });
@@ -419,6 +429,7 @@ impl Kafka {
         let tenure = self.tenures.len();
         let log = &mut self.logs[partition];
         self.tenures.push(Tenure {
+            process,
             partition,
             epoch: log.epoch,
             end: None,
@@ -482,6 +493,14 @@ impl Kafka {
 
     fn is_current(&self, tenure: usize) -> bool {
         self.logs[self.tenures[tenure].partition].current == Some(tenure)
+    }
+
+    /// Its log is the one that there is now.
+    pub(super) fn is_there(&self, tenure: usize) -> bool {
+        let Tenure {
+            partition, epoch, ..
+        } = self.tenures[tenure];
+        self.logs[partition].epoch == epoch
     }
 
     // ---- what handlers do ----
@@ -550,6 +569,10 @@ impl Kafka {
         if attempt == 1 {
             self.counts.repeats += 1;
         }
+        assert!(
+            !entry.remembered_by.contains(&self.tenures[tenure].process),
+            "{record:?} came again to the process that had finished it before the partition was lost"
+        );
         if !self.is_current(tenure) {
             // Another member is at work here, which this one cannot know.
             return;
@@ -580,6 +603,59 @@ impl Kafka {
         if let Some(at) = self.index(record) {
             let entry = &mut self.logs[record.partition].entries[at];
             entry.finished_in.push(tenure);
+        }
+    }
+
+    /// The engine knows that it has finished.
+    pub(super) fn reported(&mut self, tenure: usize, record: Record) {
+        if let Some(at) = self.index(record) {
+            let entry = &mut self.logs[record.partition].entries[at];
+            entry.reported_in.push(tenure);
+        }
+    }
+
+    /// The engine takes it that it has finished already.
+    pub(super) fn passed_over(&mut self, tenure: usize, record: Record) {
+        let Some(at) = self.index(record) else {
+            return;
+        };
+        let entry = &self.logs[record.partition].entries[at];
+        assert!(
+            !entry.finished_in.is_empty(),
+            "{record:?} is passed over and has not finished"
+        );
+        let process = self.tenures[tenure].process;
+        if !entry.covered && entry.remembered_by.contains(&process) {
+            self.counts.remembered += 1;
+        }
+    }
+
+    // ---- what processes remember ----
+
+    /// A partition ends whose last state is not committed: its process knows what has finished there, should it get it
+    /// back.
+    pub(super) fn remembers(&mut self, tenure: usize) {
+        let Tenure {
+            process,
+            partition,
+            epoch,
+            ..
+        } = self.tenures[tenure];
+        let log = &mut self.logs[partition];
+        if epoch != log.epoch {
+            return;
+        }
+        for entry in &mut log.entries {
+            if entry.reported_in.contains(&tenure) && !entry.remembered_by.contains(&process) {
+                entry.remembered_by.push(process);
+            }
+        }
+    }
+
+    /// All of that is committed, or somebody has set the group back and asks for it again.
+    pub(super) fn forgets(&mut self, process: u32, partition: usize) {
+        for entry in &mut self.logs[partition].entries {
+            entry.remembered_by.retain(|by| *by != process);
         }
     }
 

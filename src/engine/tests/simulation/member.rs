@@ -2,7 +2,7 @@
 //! order. See `src/kafka/pump.rs`, `drain.rs`, `assignment.rs`, and `src/execute/`.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -12,8 +12,8 @@ use super::{
     random::Random,
 };
 use crate::engine::{
-    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Engine, Failed, GivenUp, Inherited,
-    Job, LaneId, Outcome, Ownership, Received,
+    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Engine, Failed, FinishedAbove, GivenUp,
+    Inherited, Job, LaneId, Outcome, Ownership, Received,
 };
 
 struct Held {
@@ -40,7 +40,13 @@ struct Work {
     batch: Batch<Record>,
 }
 
-type Done = (u64, LaneId, Outcome);
+#[derive(Clone, Copy)]
+struct Done {
+    record: Record,
+    seq: u64,
+    lane: LaneId,
+    outcome: Outcome,
+}
 
 enum Report {
     Batch {
@@ -54,7 +60,7 @@ enum Report {
         done: Done,
         next: Option<u64>,
     },
-    DeadLettered(Ownership, u64, LaneId),
+    DeadLettered(Ownership, Done),
 }
 
 struct Letter {
@@ -94,6 +100,7 @@ pub(super) struct Member {
     answer: Option<Answer>,
     phase: Phase,
     revoked: Vec<usize>,
+    remembered: HashMap<usize, (i64, FinishedAbove)>,
     /// To end within this time.
     stop: Option<Duration>,
     leaving: bool,
@@ -124,6 +131,7 @@ impl Member {
             answer: None,
             phase: Phase::Normal,
             revoked: Vec::new(),
+            remembered: HashMap::new(),
             stop: None,
             leaving: false,
             answering: false,
@@ -164,11 +172,17 @@ impl Member {
         self.held.iter().flatten().map(|held| held.owner).collect()
     }
 
-    fn tenure(&self, owner: Ownership) -> usize {
+    fn held(&self, owner: Ownership) -> &Held {
         let held = self.held[owner.slot()].as_ref();
-        held.filter(|held| held.owner == owner)
-            .expect("it is held")
-            .tenure
+        held.filter(|held| held.owner == owner).expect("it is held")
+    }
+
+    fn tenure(&self, owner: Ownership) -> usize {
+        self.held(owner).tenure
+    }
+
+    fn partition_of(&self, owner: Ownership) -> usize {
+        self.held(owner).partition
     }
 
     // ---- the runtime ----
@@ -206,8 +220,13 @@ impl Member {
                     ..
                 } = given_up;
                 kafka.finished(tenure, record, Outcome::DeadLettered);
-                self.reports
-                    .push_back(Report::DeadLettered(owner, seq, lane));
+                let done = Done {
+                    record,
+                    seq,
+                    lane,
+                    outcome: Outcome::DeadLettered,
+                };
+                self.reports.push_back(Report::DeadLettered(owner, done));
             }
         }
     }
@@ -440,7 +459,12 @@ impl Member {
     fn step(&mut self, kafka: &mut Kafka, setup: &Setup, now: Instant, random: &mut Random) {
         self.engine.advance(now);
         self.most_ahead = self.most_ahead.max(self.engine.pace.ahead());
-        self.take_reports(random);
+        let most = if random.chance(200) {
+            random.below(4)
+        } else {
+            usize::MAX
+        };
+        self.take_reports(most, kafka);
         if setup.positions && now.duration_since(self.last_tick) >= Duration::from_millis(100) {
             self.last_tick = now;
             self.pass_offsets_without_records(kafka);
@@ -470,6 +494,7 @@ impl Member {
                 });
             } else {
                 kafka.finished(tenure, record, Outcome::Dropped);
+                kafka.reported(tenure, record);
                 self.engine.settle(owner, seq, lane, Outcome::Dropped);
             }
         }
@@ -479,12 +504,7 @@ impl Member {
         }
     }
 
-    fn take_reports(&mut self, random: &mut Random) {
-        let most = if random.chance(200) {
-            random.below(4)
-        } else {
-            usize::MAX
-        };
+    fn take_reports(&mut self, most: usize, kafka: &mut Kafka) {
         for _ in 0..most {
             let Some(report) = self.reports.pop_front() else {
                 break;
@@ -496,8 +516,8 @@ impl Member {
                     failed,
                     not_started,
                 } => {
-                    for (seq, lane, outcome) in done {
-                        self.engine.finished(owner, seq, lane, outcome);
+                    for done in done {
+                        self.finished(owner, done, kafka);
                     }
                     for failed in failed {
                         self.engine.failed(owner, failed);
@@ -506,20 +526,31 @@ impl Member {
                         self.engine.not_started(owner, not_started);
                     }
                 }
-                Report::One {
-                    owner,
-                    done: (seq, lane, outcome),
-                    next,
-                } => {
-                    self.engine.finished(owner, seq, lane, outcome);
+                Report::One { owner, done, next } => {
+                    self.finished(owner, done, kafka);
                     if let Some(next) = next {
                         self.engine.started(owner, next);
                     }
                 }
-                Report::DeadLettered(owner, seq, lane) => {
-                    self.engine.settle(owner, seq, lane, Outcome::DeadLettered);
+                Report::DeadLettered(owner, done) => {
+                    self.note(owner, done.record, kafka);
+                    self.engine.settle(owner, done.seq, done.lane, done.outcome);
                 }
             }
+        }
+    }
+
+    fn finished(&mut self, owner: Ownership, done: Done, kafka: &mut Kafka) {
+        self.note(owner, done.record, kafka);
+        self.engine
+            .finished(owner, done.seq, done.lane, done.outcome);
+    }
+
+    fn note(&self, owner: Ownership, record: Record, kafka: &mut Kafka) {
+        if let Some(held) = &self.held[owner.slot()]
+            && held.owner == owner
+        {
+            kafka.reported(held.tenure, record);
         }
     }
 
@@ -571,11 +602,11 @@ impl Member {
             key,
         };
         if kafka.tenures[held.tenure].epoch == epoch || offset > 0 {
-            let received = self.engine.receive(held.owner, offset, key, bytes, record);
-            assert!(matches!(
-                received,
-                Received::Queued | Received::AlreadyFinished
-            ));
+            match self.engine.receive(held.owner, offset, key, bytes, record) {
+                Received::Queued => {}
+                Received::AlreadyFinished => kafka.passed_over(held.tenure, record),
+                other => panic!("{record:?} was read, and is {other:?}"),
+            }
             return;
         }
         // The first record of a log that was made anew.
@@ -682,8 +713,13 @@ impl Member {
                 };
             }
             Some(GroupEvent::Lost) => {
+                // Nothing more starts, and what has finished up to here counts.
+                for held in self.held.iter().flatten() {
+                    kafka.tenures[held.tenure].fenced = true;
+                }
+                self.take_reports(usize::MAX, kafka);
                 for owner in self.owners() {
-                    self.end(owner, End::Torn, kafka);
+                    self.lose(owner, kafka);
                 }
                 if self.stop.is_none() {
                     kafka.join(self.process, random);
@@ -708,6 +744,12 @@ impl Member {
     fn take_over(&mut self, partitions: &[usize], kafka: &mut Kafka) {
         for &partition in partitions {
             let (start, committed, inherited) = kafka.position(partition);
+            let remembered = self.remembered.remove(&partition);
+            let was_set_back = |(then, _): &(i64, _)| committed.is_none_or(|now| now < *then);
+            if remembered.as_ref().is_some_and(was_set_back) {
+                kafka.forgets(self.process, partition);
+            }
+            let inherited = inherited.and_remembered(committed, remembered);
             let owner = self.engine.assign(Some(start), committed, inherited);
             let tenure = kafka.begin_tenure(self.process, partition);
             let log = &kafka.logs[partition];
@@ -769,7 +811,12 @@ impl Member {
             }
         }
         for owner in owners {
+            if self.engine.commit_is_due(&[owner]) {
+                self.lose(owner, kafka);
+                continue;
+            }
             let torn = late || !self.engine.is_drained(owner);
+            kafka.forgets(self.process, self.partition_of(owner));
             self.end(owner, if torn { End::Torn } else { End::Clean }, kafka);
         }
         if self.leaving {
@@ -779,6 +826,21 @@ impl Member {
             kafka.released(self.process, &std::mem::take(&mut self.revoked));
             self.engine.hold_commits(false);
         }
+    }
+
+    /// It ends, and what has finished there may not be committed.
+    fn lose(&mut self, owner: Ownership, kafka: &mut Kafka) {
+        let (partition, tenure) = (self.partition_of(owner), self.tenure(owner));
+        // A log that is gone tells nothing about the next one, see `World::something_happens`.
+        let finished = self.engine.finished_above_committed(owner);
+        match finished.filter(|_| kafka.is_there(tenure)) {
+            Some(finished) => {
+                self.remembered.insert(partition, finished);
+                kafka.remembers(tenure);
+            }
+            None => kafka.forgets(self.process, partition),
+        }
+        self.end(owner, End::Torn, kafka);
     }
 
     fn end(&mut self, owner: Ownership, how: End, kafka: &mut Kafka) {
@@ -848,6 +910,10 @@ impl Member {
         })
     }
 
+    pub(super) fn remembers(&self, partition: usize) -> bool {
+        self.remembered.contains_key(&partition)
+    }
+
     pub(super) fn holds(&self) -> usize {
         self.held.iter().flatten().count()
     }
@@ -892,5 +958,10 @@ fn end(
         Fate::Fine | Fate::Fails(_) | Fate::AsksToWait => Outcome::Handled,
     };
     kafka.finished(tenure, record, outcome);
-    Ok((job.seq, job.lane, outcome))
+    Ok(Done {
+        record,
+        seq: job.seq,
+        lane: job.lane,
+        outcome,
+    })
 }

@@ -244,12 +244,14 @@ impl World {
         match what {
             0..4 => (0..self.random.within(1..30)).for_each(|_| self.produce(partition)),
             4 => self.kafka.mark(partition),
-            // To somebody who has read nothing yet, the first record of a new log looks like that of the old one.
+            // To somebody who has read nothing yet, the first record of a new log looks like that of the old one. And
+            // so do all of them to somebody who remembers the old one, but is told that it is gone if the partition is
+            // its own.
             5 if self.random.chance(300)
                 && !self
                     .members
                     .iter()
-                    .any(|member| member.is_new_to(partition)) =>
+                    .any(|member| member.is_new_to(partition) || member.remembers(partition)) =>
             {
                 self.kafka.reset(partition);
                 self.produce(partition);
