@@ -86,6 +86,11 @@ impl Committed {
         self.version != Some(version) && version > 0
     }
 
+    /// What the broker has is not known to be what it acknowledged last.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.version.is_none()
+    }
+
     pub(crate) fn may_send(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }

@@ -143,8 +143,9 @@ pub(crate) struct Partition<R> {
     pub(crate) lanes: Lanes<R>,
     /// Under [`Guarantee::AtMostOnce`]: what must be committed before it may enter the lanes.
     staged: Option<Staged<R>>,
-    /// Staged records that were dropped when the partition began to be given away.
+    /// Staged records that were dropped when the partition began to be given away, and the first of them.
     forgotten: usize,
+    forgotten_from: Option<i64>,
     pub(crate) committed: Committed,
     pub(crate) counts: Counts,
     /// Bytes of unfinished records.
@@ -190,6 +191,7 @@ impl<R> Partition<R> {
             lanes: Lanes::new(config.ordering),
             staged: (config.guarantee == Guarantee::AtMostOnce).then(Staged::new),
             forgotten: 0,
+            forgotten_from: None,
             committed: Committed::at(committed),
             counts: Counts::default(),
             bytes: 0,
@@ -437,11 +439,20 @@ impl<R> Partition<R> {
     pub(crate) fn commit_is_due(&self) -> bool {
         match &self.staged {
             None => self.committed.is_due(self.version),
-            // What is given away takes nothing more on.
-            Some(_) => {
-                self.state == State::Running && self.window.position() > self.committed.offset
+            Some(_) if self.state == State::Running => {
+                self.window.position() > self.committed.offset
+                    || self.version > 0 && self.committed.is_in_doubt()
             }
+            // What is given away takes nothing more on. But a commit that failed may have been applied all the same, and
+            // what it covers would be handled by nobody.
+            Some(_) => self.committed.goes_alone() && self.not_taken_on().is_some(),
         }
+    }
+
+    /// Under [`Guarantee::AtMostOnce`]: the first record that was read and is not known to be committed.
+    fn not_taken_on(&self) -> Option<i64> {
+        let staged = self.staged.as_ref().and_then(Staged::first);
+        staged.or(self.forgotten_from)
     }
 
     /// Whether handlers may start only after a commit.
@@ -471,8 +482,10 @@ impl<R> Partition<R> {
             None => self.lanes.clear_queued(),
             Some(staged) => {
                 let before = staged.len();
-                staged.forget_from(in_flight.unwrap_or(i64::MIN));
-                self.forgotten = before - staged.len();
+                // A second time what is lower.
+                let first = staged.forget_from(in_flight.unwrap_or(i64::MIN));
+                self.forgotten_from = first.or(self.forgotten_from);
+                self.forgotten += before - staged.len();
             }
         }
     }
@@ -539,7 +552,10 @@ impl<R> Partition<R> {
     /// `last`: the one with which the partition is handed over.
     pub fn commit_entry(&self, last: bool) -> Option<CommitEntry> {
         if self.staged.is_some() {
-            let offset = self.window.position()?;
+            let offset = match self.state {
+                State::Running => self.window.position(),
+                State::Draining => self.not_taken_on(),
+            }?;
             let none = std::iter::empty();
             let topic = snapshot::encode(
                 self.identity,

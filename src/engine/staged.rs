@@ -52,8 +52,15 @@ impl<R> Staged<R> {
         Some((key, queued))
     }
 
-    /// Forgets what no commit in flight covers.
-    pub(crate) fn forget_from(&mut self, offset: i64) {
-        self.waiting.retain(|(at, ..)| *at < offset);
+    /// The lowest offset that waits.
+    pub(crate) fn first(&self) -> Option<i64> {
+        self.waiting.front().map(|(offset, ..)| *offset)
+    }
+
+    /// Forgets what no commit in flight covers, and returns the first of that.
+    pub(crate) fn forget_from(&mut self, offset: i64) -> Option<i64> {
+        let kept = self.waiting.partition_point(|(at, ..)| *at < offset);
+        let forgotten = self.waiting.split_off(kept);
+        forgotten.front().map(|(offset, ..)| *offset)
     }
 }

@@ -508,3 +508,65 @@ fn at_most_once_the_end_tells_what_was_committed_and_not_handled() {
     let last = world.engine.end(owner).unwrap();
     assert_eq!((last.committed, last.committed_left), (Some(6), 5));
 }
+
+#[test]
+fn at_most_once_a_commit_that_failed_is_taken_back_when_the_partition_is_given_away() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.partition(0..3);
+    world.commit_all();
+    world.finish_all();
+    for offset in 3..6 {
+        world.receive(owner, offset, None);
+    }
+    assert_eq!(world.commit(), Some(vec![(owner, 6)]));
+    // The broker may have applied it all the same: then nobody would handle these three.
+    world.answer(&[Unavailable]);
+    world.receive(owner, 6, None);
+    world.engine.drain(owner);
+    assert!(world.engine.is_drained(owner));
+    assert!(world.engine.commit_is_due(&[owner]));
+    let last = world.engine.final_commit(&[owner], false).map(offsets);
+    assert_eq!(last, Some(vec![(owner, 3)]));
+    world.answer(&[Accepted]);
+    assert!(!world.engine.commit_is_due(&[owner]));
+    assert_eq!(world.hand_over(), NOTHING);
+}
+
+#[test]
+fn at_most_once_a_commit_that_fails_during_the_drain_is_taken_back_as_well() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.partition(0..3);
+    assert_eq!(world.commit(), Some(vec![(owner, 3)]));
+    world.receive(owner, 3, None);
+    world.engine.drain(owner);
+    assert!(!world.engine.is_drained(owner));
+    world.answer(&[Unavailable]);
+    assert!(world.engine.is_drained(owner));
+    let last = world.engine.final_commit(&[owner], false).map(offsets);
+    assert_eq!(last, Some(vec![(owner, 0)]));
+}
+
+#[test]
+fn at_most_once_a_drain_that_is_asked_for_twice_counts_what_it_dropped_once() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.partition(0..3);
+    world.engine.drain(owner);
+    world.engine.drain(owner);
+    assert_eq!(world.status(owner).committed_left, 0);
+    assert!(world.engine.is_drained(owner));
+}
+
+#[test]
+fn at_most_once_what_somebody_set_back_is_committed_again_now_and_then() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.partition(0..3);
+    world.commit_all();
+    world.finish_all();
+    world.commit_all();
+    assert_eq!(world.commit(), None);
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.commit(), Some(vec![(owner, 3)]));
+    world.answer(&[Accepted]);
+    world.pass(SECOND);
+    assert_eq!(world.commit(), None);
+}
