@@ -27,6 +27,7 @@ pub(super) enum Fate {
     Poison,
 }
 
+#[derive(Debug)]
 pub(super) struct Entry {
     pub(super) offset: i64,
     pub(super) key: Option<u64>,
@@ -36,6 +37,12 @@ pub(super) struct Entry {
     finished_in: Vec<usize>,
     /// And those of them whose engine was told so while they lasted.
     reported_in: Vec<usize>,
+    /// The tenure that called its handler last.
+    started_in: Option<usize>,
+    /// Committed before it was handled, by an owner that could not go on. At most once, that is its end.
+    forfeited: bool,
+    /// It was committed, and a late commit of an earlier owner has taken that back.
+    set_back: bool,
     /// Processes that finished it in a partition which they lost, and have to know that.
     remembered_by: Vec<u32>,
     /// What is committed tells that it is finished.
@@ -70,6 +77,11 @@ pub(super) struct Tenure {
     process: u32,
     pub(super) partition: usize,
     pub(super) epoch: u32,
+    /// Where it began, and where it has read to.
+    start: i64,
+    pub(super) read_to: i64,
+    /// The highest offset that the brokers have committed for it.
+    committed: i64,
     pub(super) end: Option<End>,
     /// Its executors are told to start nothing.
     pub(super) fenced: bool,
@@ -112,6 +124,7 @@ pub(super) struct Answer {
 
 pub(super) struct Kafka {
     pub(super) ordering: Ordering,
+    pub(super) at_most_once: bool,
     pub(super) logs: Vec<Log>,
     pub(super) tenures: Vec<Tenure>,
     /// Processes in the group.
@@ -152,6 +165,8 @@ pub(super) struct Counts {
     pub(super) resets: u64,
     pub(super) dead_letters: u64,
     pub(super) remembered: u64,
+    pub(super) forfeited: u64,
+    pub(super) taken_back: u64,
 }
 
 impl Counts {
@@ -162,7 +177,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 14] {
+    fn all_mut(&mut self) -> [&mut u64; 16] {
         let Self {
             records,
             started,
@@ -178,6 +193,8 @@ impl Counts {
             resets,
             dead_letters,
             remembered,
+            forfeited,
+            taken_back,
         } = self;
         [
             records,
@@ -194,6 +211,8 @@ impl Counts {
             resets,
             dead_letters,
             remembered,
+            forfeited,
+            taken_back,
         ]
     }
 
@@ -211,10 +230,23 @@ pub(super) fn identity(partition: usize) -> Identity {
     Identity::new("cluster", "group", "topic", partition as i32)
 }
 
+impl Log {
+    /// What is committed goes back. `true`: it was ahead.
+    fn set_back_to(&mut self, offset: i64) -> bool {
+        let before = self.committed.as_ref();
+        let before = before.map_or(offset, |committed| committed.offset);
+        for entry in &mut self.entries {
+            entry.set_back |= (offset..before).contains(&entry.offset);
+        }
+        offset < before
+    }
+}
+
 impl Kafka {
     pub(super) fn new(setup: &Setup, now: Instant) -> Self {
         Self {
             ordering: setup.engine.ordering,
+            at_most_once: setup.at_most_once(),
             logs: (0..setup.partitions).map(|_| Log::default()).collect(),
             tenures: Vec::new(),
             group: Vec::new(),
@@ -271,6 +303,9 @@ impl Kafka {
             fate,
             finished_in: Vec::new(),
             reported_in: Vec::new(),
+            started_in: None,
+            forfeited: false,
+            set_back: false,
             remembered_by: Vec::new(),
             covered: false,
             exposed: false,
@@ -425,13 +460,16 @@ impl Kafka {
         (committed.unwrap_or(0), committed, inherited)
     }
 
-    pub(super) fn begin_tenure(&mut self, process: u32, partition: usize) -> usize {
+    pub(super) fn begin_tenure(&mut self, process: u32, partition: usize, start: i64) -> usize {
         let tenure = self.tenures.len();
         let log = &mut self.logs[partition];
         self.tenures.push(Tenure {
             process,
             partition,
             epoch: log.epoch,
+            start,
+            read_to: start,
+            committed: i64::MIN,
             end: None,
             fenced: false,
             cut: false,
@@ -472,10 +510,20 @@ impl Kafka {
         }
         if end == End::Torn {
             self.counts.torn += 1;
+            self.forfeit(tenure);
             return;
         }
         self.counts.clean += 1;
         if epoch != log.epoch {
+            return;
+        }
+        if self.at_most_once {
+            let left = self.committed_and_not_finished(tenure);
+            let left: Vec<_> = left.map(|entry| entry.offset).collect();
+            assert!(
+                left.is_empty(),
+                "handed over in order, and {left:?} of partition {partition} are committed and not handled"
+            );
             return;
         }
         let forgotten = log.entries.iter_mut().filter(|entry| {
@@ -489,6 +537,62 @@ impl Kafka {
             );
             entry.exposed = true;
         }
+    }
+
+    /// What an owner that commits first has taken on and not done.
+    fn committed_and_not_finished(&mut self, tenure: usize) -> impl Iterator<Item = &mut Entry> {
+        let Tenure {
+            partition,
+            epoch,
+            start,
+            read_to,
+            committed,
+            ..
+        } = self.tenures[tenure];
+        let log = &mut self.logs[partition];
+        let there = epoch == log.epoch;
+        let taken_on = start..read_to.min(committed);
+        log.entries.iter_mut().filter(move |entry| {
+            there && taken_on.contains(&entry.offset) && entry.finished_in.is_empty()
+        })
+    }
+
+    fn forfeit(&mut self, tenure: usize) {
+        if !self.at_most_once {
+            return;
+        }
+        let mut count = 0;
+        for entry in self.committed_and_not_finished(tenure) {
+            count += u64::from(!entry.forfeited);
+            entry.forfeited = true;
+        }
+        self.counts.forfeited += count;
+    }
+
+    /// What an owner says at its end, where it is still there to say something: how many records it had committed and
+    /// has not handled.
+    pub(super) fn tells_left(&self, tenure: usize, acknowledged: Option<i64>, told: usize) {
+        if !self.at_most_once {
+            assert_eq!(told, 0, "nothing is committed before it is handled");
+        }
+        if !self.at_most_once || !self.is_there(tenure) {
+            return;
+        }
+        let Tenure {
+            partition,
+            start,
+            read_to,
+            ..
+        } = self.tenures[tenure];
+        let end = acknowledged.map_or(start, |offset| offset.min(read_to));
+        let left = self.logs[partition].entries.iter().filter(|entry| {
+            (start..end).contains(&entry.offset) && !entry.reported_in.contains(&tenure)
+        });
+        assert_eq!(
+            left.count(),
+            told,
+            "committed and not handled, by tenure {tenure} of partition {partition}"
+        );
     }
 
     fn is_current(&self, tenure: usize) -> bool {
@@ -548,11 +652,15 @@ impl Kafka {
         let Some(at) = self.index(record) else {
             return;
         };
+        if self.at_most_once {
+            self.started_once(tenure, record, at);
+        }
         let entries = &self.logs[record.partition].entries;
         if lane.is_some() {
             let before = entries[..at].iter().find(|entry| {
                 (self.ordering == Ordering::ByPartition || entry.key == record.key)
                     && entry.finished_in.is_empty()
+                    && !entry.forfeited
             });
             if let Some(before) = before {
                 panic!("{record:?} overtook offset {}", before.offset);
@@ -563,7 +671,7 @@ impl Kafka {
             !entry.finished_in.contains(&tenure),
             "{record:?} was handled again by the same owner"
         );
-        if entry.finished_in.is_empty() {
+        if entry.finished_in.is_empty() || self.at_most_once {
             return;
         }
         if attempt == 1 {
@@ -585,6 +693,21 @@ impl Kafka {
         assert!(
             entry.exposed || entry.finished_in.iter().all(torn),
             "{record:?} came again without a reason"
+        );
+    }
+
+    /// At most once: its commit comes first, and nobody else calls a handler for it.
+    fn started_once(&mut self, tenure: usize, record: Record, at: usize) {
+        let committed = self.tenures[tenure].committed;
+        assert!(
+            record.offset < committed,
+            "{record:?} is handled before it is committed"
+        );
+        let entry = &mut self.logs[record.partition].entries[at];
+        let before = entry.started_in.replace(tenure);
+        assert!(
+            before.is_none_or(|before| before == tenure) || entry.set_back,
+            "{record:?} is handled by tenure {before:?} and by tenure {tenure}"
         );
     }
 
@@ -619,7 +742,8 @@ impl Kafka {
         let Some(at) = self.index(record) else {
             return;
         };
-        let entry = &self.logs[record.partition].entries[at];
+        let entry = &mut self.logs[record.partition].entries[at];
+        entry.reported_in.push(tenure);
         assert!(
             !entry.finished_in.is_empty(),
             "{record:?} is passed over and has not finished"
@@ -693,7 +817,7 @@ impl Kafka {
             let applied = entries.iter().map(|(_, entry)| !too_long(entry)).collect();
             let everywhere = vec![CommitResult::Shrink; count];
             (applied, everywhere, CommitResult::Shrink)
-        } else if !in_group && random.chance(500) {
+        } else if !in_group && (self.at_most_once || random.chance(500)) {
             (
                 vec![false; count],
                 vec![CommitResult::Rejoining; count],
@@ -792,12 +916,17 @@ impl Kafka {
             for entry in log.entries.iter_mut().filter(|entry| entry.covered) {
                 (entry.covered, entry.exposed) = (false, true);
             }
+            log.set_back_to(0);
             log.committed = Some(committed);
             return;
         }
         *cut = commit.cut > 0;
         self.counts.cuts += u64::from(*cut);
         assert!(commit.offset <= log.end, "committed beyond the end");
+        if self.at_most_once {
+            self.take_commit_ahead(tenure, committed);
+            return;
+        }
         let mut above = decode_snapshot(
             commit.metadata.as_bytes(),
             identity(partition),
@@ -830,6 +959,48 @@ impl Kafka {
         log.committed = Some(committed);
     }
 
+    /// At most once, what is committed is what was read.
+    fn take_commit_ahead(&mut self, tenure: usize, committed: Committed) {
+        let current = self.is_current(tenure);
+        let offset = committed.offset;
+        let Tenure {
+            partition,
+            read_to,
+            committed: known,
+            end,
+            ..
+        } = &mut self.tenures[tenure];
+        let log = &mut self.logs[*partition];
+        let unread = log
+            .entries
+            .iter()
+            .find(|entry| (*read_to..offset).contains(&entry.offset));
+        assert!(
+            unread.is_none(),
+            "a commit of {offset} passes records that were not read, from {read_to} on"
+        );
+        if current {
+            // It may take back what it has not begun.
+            let begun = log.entries.iter().find(|entry| {
+                (offset..*known).contains(&entry.offset) && entry.started_in == Some(tenure)
+            });
+            assert!(
+                begun.is_none(),
+                "{begun:?} has begun, and is not committed any more"
+            );
+            self.counts.taken_back += u64::from(offset < *known);
+            *known = offset;
+        } else {
+            *known = offset.max(*known);
+            self.counts.rewinds += u64::from(log.set_back_to(offset));
+        }
+        log.committed = Some(committed);
+        if end.is_some() {
+            // It was on its way when its owner died or lost the partition.
+            self.forfeit(tenure);
+        }
+    }
+
     // ---- the end ----
 
     /// What is still missing, if anything is. `to_the_end`: owners pass offsets without records.
@@ -838,7 +1009,7 @@ impl Kafka {
             if let Some(entry) = log
                 .entries
                 .iter()
-                .find(|entry| entry.finished_in.is_empty())
+                .find(|entry| entry.finished_in.is_empty() && !entry.forfeited)
             {
                 return Some(format!(
                     "offset {} of partition {partition} is not finished",

@@ -602,6 +602,7 @@ impl Member {
             key,
         };
         if kafka.tenures[held.tenure].epoch == epoch || offset > 0 {
+            kafka.tenures[held.tenure].read_to = offset + 1;
             match self.engine.receive(held.owner, offset, key, bytes, record) {
                 Received::Queued => {}
                 Received::AlreadyFinished => kafka.passed_over(held.tenure, record),
@@ -624,7 +625,7 @@ impl Member {
             };
             let owner = self.engine.assign(Some(offset), None, inherited);
             assert_eq!(owner.slot(), slot);
-            let tenure = kafka.begin_tenure(self.process, partition);
+            let tenure = kafka.begin_tenure(self.process, partition, offset);
             self.held[slot] = Some(Held {
                 owner,
                 tenure,
@@ -633,8 +634,10 @@ impl Member {
                 epoch,
             });
             self.engine.receive(owner, offset, key, bytes, record);
+            kafka.tenures[tenure].read_to = offset + 1;
         } else {
             kafka.tenures[held.tenure].epoch = epoch;
+            kafka.tenures[held.tenure].read_to = offset + 1;
         }
     }
 
@@ -751,7 +754,7 @@ impl Member {
             }
             let inherited = inherited.and_remembered(committed, remembered);
             let owner = self.engine.assign(Some(start), committed, inherited);
-            let tenure = kafka.begin_tenure(self.process, partition);
+            let tenure = kafka.begin_tenure(self.process, partition, start);
             let log = &kafka.logs[partition];
             let next = log.entries.partition_point(|entry| entry.offset < start);
             if self.held.len() <= owner.slot() {
@@ -769,7 +772,10 @@ impl Member {
 
     fn begin_drain(&mut self, owners: &[Ownership], kafka: &mut Kafka) {
         for owner in owners {
-            kafka.tenures[self.tenure(*owner)].fenced = true;
+            // What is committed already is handled here or nowhere.
+            if !kafka.at_most_once {
+                kafka.tenures[self.tenure(*owner)].fenced = true;
+            }
             self.engine.drain(*owner);
         }
         let (fenced, others): (Vec<_>, Vec<_>) = self
@@ -845,8 +851,9 @@ impl Member {
 
     fn end(&mut self, owner: Ownership, how: End, kafka: &mut Kafka) {
         let held = self.held[owner.slot()].take().expect("what ends is held");
+        let last = self.engine.end(owner).expect("what is held is known");
+        kafka.tells_left(held.tenure, last.committed, last.committed_left);
         kafka.end_tenure(held.tenure, how);
-        assert!(self.engine.end(owner).is_some());
     }
 
     // ---- what must hold at any time, and at the end ----

@@ -1,29 +1,29 @@
-//! Seeds that showed a defect once, by what it was. A change of the world makes other worlds of them: each rule that was
+//! Seeds that showed a defect once, by what it was, and with what was in their worlds then. A change of the world makes other worlds of them: each rule that was
 //! broken has a test of its own beside the engine.
 
-use super::simulate;
+use super::{Trouble, simulate};
 
 #[test]
 fn a_last_commit_that_the_coordinator_refuses_for_a_moment_is_not_given_up() {
-    simulate(1, false);
+    simulate(1, Trouble::None, false);
 }
 
 #[test]
 fn metadata_that_somebody_wrote_over_is_written_again() {
-    simulate(12, false);
+    simulate(12, Trouble::None, false);
 }
 
 #[test]
 fn a_commit_of_which_one_partition_failed_proves_nothing_about_the_others() {
-    simulate(489, false);
+    simulate(489, Trouble::None, false);
 }
 
 #[test]
 fn ranges_that_were_inherited_and_not_passed_stay_in_every_commit() {
-    simulate(236, false);
+    simulate(236, Trouble::None, false);
 }
 
 #[test]
 fn a_late_commit_of_an_earlier_owner_is_healed() {
-    simulate(30_112, false);
+    simulate(30_112, Trouble::None, false);
 }
