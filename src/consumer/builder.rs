@@ -259,8 +259,8 @@ impl Builder {
     /// partition has moved leaves a mark there. The partition's next owner handles its records few at a time, the one
     /// after that, should it die as well, one at a time, each noted by a commit first. Only dying under a record so
     /// noted counts, and finishing it sets the count back: being killed from outside now and then costs some speed after
-    /// the restart, and no healthy record. It takes up to three more deaths than this limit until the record is set
-    /// aside. Each process needs to be started again by somebody, with the same group.
+    /// the restart, and no healthy record. It takes a few more deaths than this limit, mostly three, until the record
+    /// is set aside. Each process needs to be started again by somebody, with the same group.
     ///
     /// A lower limit is quicker. With 1 a single kill from outside at the wrong moment sets a healthy record aside. The
     /// price of having a limit at all: the first record of each assignment waits until the broker has acknowledged the

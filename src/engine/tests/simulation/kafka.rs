@@ -8,7 +8,8 @@ use std::{
 
 use super::{Record, Setup, random::Random};
 use crate::engine::{
-    CommitEntry, CommitResult, Identity, Inherited, Ordering, Outcome, decode_snapshot,
+    CommitEntry, CommitResult, FinishedAbove, Identity, Inherited, Marks, Ordering, Outcome,
+    decode_snapshot,
 };
 
 /// How a record's handler takes it.
@@ -25,6 +26,8 @@ pub(super) enum Fate {
     Hopeless,
     /// Fails for good at once.
     Poison,
+    /// The process dies of it.
+    Kills,
 }
 
 #[derive(Debug)]
@@ -39,6 +42,10 @@ pub(super) struct Entry {
     reported_in: Vec<usize>,
     /// The tenure that called its handler last.
     started_in: Option<usize>,
+    /// Owners were told by a commit that the process before them died while it ran alone.
+    deaths: u32,
+    /// Processes that died of it since nothing else goes wrong.
+    killed: u32,
     /// Committed before it was handled, by an owner that could not go on. At most once, that is its end.
     forfeited: bool,
     /// It was committed, and a late commit of an earlier owner has taken that back.
@@ -56,6 +63,8 @@ pub(super) struct Committed {
     pub(super) offset: i64,
     pub(super) metadata: String,
     epoch: u32,
+    /// The tenure that committed it.
+    by: usize,
 }
 
 #[derive(Default)]
@@ -87,8 +96,10 @@ pub(super) struct Tenure {
     pub(super) fenced: bool,
     /// Its last commit had no room for all that had finished.
     cut: bool,
-    /// Started and not finished, where lanes have an order.
+    /// Started and not finished, with the lane where there is one.
     running: Vec<(Option<u64>, i64)>,
+    /// Its last commit names this record as one that runs alone.
+    noted: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +136,9 @@ pub(super) struct Answer {
 pub(super) struct Kafka {
     pub(super) ordering: Ordering,
     pub(super) at_most_once: bool,
+    crash_limit: Option<u32>,
+    /// Records that kill the process are still to come, so many at most.
+    killers: u32,
     pub(super) logs: Vec<Log>,
     pub(super) tenures: Vec<Tenure>,
     /// Processes in the group.
@@ -167,6 +181,8 @@ pub(super) struct Counts {
     pub(super) remembered: u64,
     pub(super) forfeited: u64,
     pub(super) taken_back: u64,
+    pub(super) killed: u64,
+    pub(super) crashed: u64,
 }
 
 impl Counts {
@@ -177,7 +193,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 16] {
+    fn all_mut(&mut self) -> [&mut u64; 18] {
         let Self {
             records,
             started,
@@ -195,6 +211,8 @@ impl Counts {
             remembered,
             forfeited,
             taken_back,
+            killed,
+            crashed,
         } = self;
         [
             records,
@@ -213,6 +231,8 @@ impl Counts {
             remembered,
             forfeited,
             taken_back,
+            killed,
+            crashed,
         ]
     }
 
@@ -231,6 +251,14 @@ pub(super) fn identity(partition: usize) -> Identity {
 }
 
 impl Log {
+    fn entry_mut(&mut self, offset: i64) -> Option<&mut Entry> {
+        let at = self
+            .entries
+            .binary_search_by_key(&offset, |entry| entry.offset)
+            .ok()?;
+        Some(&mut self.entries[at])
+    }
+
     /// What is committed goes back. `true`: it was ahead.
     fn set_back_to(&mut self, offset: i64) -> bool {
         let before = self.committed.as_ref();
@@ -247,6 +275,8 @@ impl Kafka {
         Self {
             ordering: setup.engine.ordering,
             at_most_once: setup.at_most_once(),
+            crash_limit: setup.engine.crash_limit,
+            killers: setup.killers,
             logs: (0..setup.partitions).map(|_| Log::default()).collect(),
             tenures: Vec::new(),
             group: Vec::new(),
@@ -276,7 +306,13 @@ impl Kafka {
 
     // ---- logs ----
 
-    pub(super) fn produce(&mut self, partition: usize, setup: &Setup, random: &mut Random) {
+    pub(super) fn produce(
+        &mut self,
+        partition: usize,
+        setup: &Setup,
+        random: &mut Random,
+        more: &mut Random,
+    ) {
         let log = &mut self.logs[partition];
         // What was compacted away, or is a marker of a transaction.
         if !log.entries.is_empty() && random.chance(setup.gaps) {
@@ -294,6 +330,9 @@ impl Kafka {
                 _ => Fate::Fails(random.within(1..3) as u32),
             }
         };
+        let kills = self.killers > 0 && more.chance(20);
+        self.killers -= u32::from(kills);
+        let fate = if kills { Fate::Kills } else { fate };
         let keyless = random.chance(setup.keyless);
         let key = random.within(0..setup.keys);
         log.entries.push(Entry {
@@ -304,6 +343,8 @@ impl Kafka {
             finished_in: Vec::new(),
             reported_in: Vec::new(),
             started_in: None,
+            deaths: 0,
+            killed: 0,
             forfeited: false,
             set_back: false,
             remembered_by: Vec::new(),
@@ -460,8 +501,20 @@ impl Kafka {
         (committed.unwrap_or(0), committed, inherited)
     }
 
-    pub(super) fn begin_tenure(&mut self, process: u32, partition: usize, start: i64) -> usize {
+    /// `knows`: the process had it before, and has not died since.
+    pub(super) fn begin_tenure(
+        &mut self,
+        process: u32,
+        partition: usize,
+        start: i64,
+        knows: bool,
+    ) -> usize {
         let tenure = self.tenures.len();
+        if let (Some(noted), false) = (self.marks(partition).running, knows)
+            && let Some(entry) = self.logs[partition].entry_mut(noted)
+        {
+            entry.deaths += 1;
+        }
         let log = &mut self.logs[partition];
         self.tenures.push(Tenure {
             process,
@@ -474,6 +527,7 @@ impl Kafka {
             fenced: false,
             cut: false,
             running: Vec::new(),
+            noted: None,
         });
         if log.owner == Some(process) {
             log.current = Some(tenure);
@@ -517,6 +571,14 @@ impl Kafka {
         if epoch != log.epoch {
             return;
         }
+        if log.committed.as_ref().is_some_and(|it| it.by == tenure) {
+            let marks = self.marks(partition);
+            assert!(
+                !marks.dirty && marks.running.is_none(),
+                "partition {partition} was handed over in order, and looks as if its owner had died: {marks:?}"
+            );
+        }
+        let log = &mut self.logs[partition];
         if self.at_most_once {
             let left = self.committed_and_not_finished(tenure);
             let left: Vec<_> = left.map(|entry| entry.offset).collect();
@@ -595,6 +657,12 @@ impl Kafka {
         );
     }
 
+    /// What the partition's last owner has left in case that its process dies.
+    fn marks(&self, partition: usize) -> Marks {
+        let (.., inherited) = self.position(partition);
+        inherited.marks
+    }
+
     fn is_current(&self, tenure: usize) -> bool {
         self.logs[self.tenures[tenure].partition].current == Some(tenure)
     }
@@ -640,15 +708,16 @@ impl Kafka {
             Ordering::ByKey => record.key,
             Ordering::ByPartition => Some(0),
         };
-        if let Some(lane) = lane {
-            let running = &mut self.tenures[tenure].running;
-            let beside = running.iter().find(|(other, _)| *other == Some(lane));
-            assert!(
-                beside.is_none(),
-                "{record:?} runs beside {beside:?} of its lane"
-            );
-            running.push((Some(lane), record.offset));
-        }
+        let running = &mut self.tenures[tenure].running;
+        let beside = running
+            .iter()
+            .find(|(other, _)| lane.is_some() && *other == lane);
+        assert!(
+            beside.is_none(),
+            "{record:?} runs beside {beside:?} of its lane"
+        );
+        running.push((lane, record.offset));
+        self.runs_alone_if_it_has_to(tenure, record);
         let Some(at) = self.index(record) else {
             return;
         };
@@ -693,6 +762,65 @@ impl Kafka {
         assert!(
             entry.exposed || entry.finished_in.iter().all(torn),
             "{record:?} came again without a reason"
+        );
+    }
+
+    /// Whatever is blamed if the process dies now is the only suspect that runs.
+    fn runs_alone_if_it_has_to(&self, tenure: usize, record: Record) {
+        if self.crash_limit.is_none() {
+            return;
+        }
+        let suspects = |tenure: &Tenure| {
+            let is_out = |noted: &i64| tenure.running.iter().any(|(_, offset)| offset == noted);
+            tenure.noted.filter(is_out)
+        };
+        let this = &self.tenures[tenure];
+        if let Some(suspect) = suspects(this) {
+            assert_eq!(
+                this.running.len(),
+                1,
+                "{record:?} is started, and offset {suspect} runs alone"
+            );
+            let mut others = self.tenures.iter().filter(|other| {
+                other.process == this.process && other.end.is_none() && suspects(other).is_some()
+            });
+            others.next();
+            assert!(
+                others.next().is_none(),
+                "{record:?} runs alone, and so does one of another partition"
+            );
+        }
+    }
+
+    /// Its process dies of it.
+    pub(super) fn kills(&mut self, record: Record) {
+        self.counts.killed += 1;
+        self.tell(|| format!("{record:?} kills its process"));
+        let (calm, at_most_once, limit) = (self.calm, self.at_most_once, self.crash_limit);
+        let at = self.index(record).expect("others kill nobody");
+        let entry = &mut self.logs[record.partition].entries[at];
+        entry.killed += u32::from(calm);
+        // As often as the limit says, and before that mostly three times: more where others of its partition finished
+        // and were committed each time, so that nothing was suspect.
+        let most = limit.map_or(u32::MAX, |limit| limit + 8);
+        assert!(
+            at_most_once || entry.killed <= most,
+            "{record:?} has killed {} processes and is not found",
+            entry.killed
+        );
+    }
+
+    /// An engine takes it that the process has died of it as often as it may.
+    pub(super) fn crashed(&mut self, tenure: usize, record: Record, deaths: u32) {
+        self.counts.crashed += 1;
+        self.tell(|| format!("tenure {tenure} gives up {record:?} after {deaths} deaths"));
+        let Some(at) = self.index(record) else {
+            return;
+        };
+        let seen = self.logs[record.partition].entries[at].deaths;
+        assert!(
+            self.crash_limit.is_some_and(|limit| deaths >= limit) && deaths <= seen,
+            "{record:?} is given up after {deaths} deaths, where {seen} were seen"
         );
     }
 
@@ -898,6 +1026,7 @@ impl Kafka {
             epoch,
             end,
             cut,
+            noted,
             ..
         } = &mut self.tenures[tenure];
         let partition = *partition;
@@ -911,6 +1040,7 @@ impl Kafka {
             offset: commit.offset,
             metadata: commit.metadata.clone(),
             epoch: *epoch,
+            by: tenure,
         };
         if *epoch != log.epoch {
             for entry in log.entries.iter_mut().filter(|entry| entry.covered) {
@@ -933,6 +1063,7 @@ impl Kafka {
             commit.offset,
         )
         .expect("a snapshot is read where it was written");
+        *noted = above.marks.running;
         let mut rewound = false;
         for entry in &mut log.entries {
             let covers = entry.offset < commit.offset || above.finished.contains(entry.offset);
@@ -1021,7 +1152,7 @@ impl Kafka {
             let is_there = log.committed.as_ref().is_some_and(|committed| {
                 committed.epoch == log.epoch
                     && (end..=log.end).contains(&committed.offset)
-                    && committed.metadata.is_empty()
+                    && self.says_nothing(partition, committed)
             });
             if !is_there {
                 let committed = &log.committed;
@@ -1031,6 +1162,28 @@ impl Kafka {
             }
         }
         None
+    }
+
+    /// Where all is finished, there may be left that what comes next is looked at more closely.
+    fn says_nothing(&self, partition: usize, committed: &Committed) -> bool {
+        let Committed {
+            offset, metadata, ..
+        } = committed;
+        let Ok(left) = decode_snapshot(metadata.as_bytes(), identity(partition), *offset) else {
+            return false;
+        };
+        let Marks {
+            dirty,
+            running,
+            deaths,
+            ..
+        } = left.marks;
+        metadata.is_empty()
+            || self.crash_limit.is_some()
+                && left.finished == FinishedAbove::default()
+                && !dirty
+                && running.is_none()
+                && deaths.is_empty()
     }
 
     pub(super) fn has_requests_of(&self, process: u32) -> bool {

@@ -12,8 +12,8 @@ use super::{
     random::Random,
 };
 use crate::engine::{
-    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Engine, Failed, FinishedAbove, GivenUp,
-    Inherited, Job, LaneId, Outcome, Ownership, Received,
+    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Crashed, Engine, Failed, FinishedAbove,
+    GivenUp, Inherited, Job, LaneId, Outcome, Ownership, Received,
 };
 
 struct Held {
@@ -107,6 +107,8 @@ pub(super) struct Member {
     /// The group has asked for something and waits for the answer.
     answering: bool,
     pub(super) gone: bool,
+    /// A record has killed it.
+    pub(super) killed: bool,
     /// Stopped by a signal, handlers and all.
     pub(super) frozen_until: Instant,
     /// No broker can be reached.
@@ -136,6 +138,7 @@ impl Member {
             leaving: false,
             answering: false,
             gone: false,
+            killed: false,
             frozen_until: now,
             cut_off_until: now,
             last_tick: now,
@@ -196,16 +199,19 @@ impl Member {
         random: &mut Random,
     ) {
         for at in (0..self.turns.len()).rev() {
-            if self.turns[at].ends <= now {
+            if self.turns[at].ends <= now && !self.killed {
                 let turn = self.turns.swap_remove(at);
                 self.go_on(turn, kafka, setup, now, random);
             }
         }
-        while self.turns.len() < setup.engine.concurrency {
+        while self.turns.len() < setup.engine.concurrency && !self.killed {
             let Some(work) = self.queue.pop_front() else {
                 break;
             };
             self.drive(work, kafka, setup, now, random);
+        }
+        if self.killed {
+            return;
         }
         for at in (0..self.letters.len()).rev() {
             if self.letters[at].acknowledged <= now && kafka.letters_down_until <= now {
@@ -248,6 +254,10 @@ impl Member {
             in_time,
             ..
         } = turn;
+        if in_time && kafka.fate(job.record) == Fate::Kills {
+            self.killed = true;
+            return kafka.kills(job.record);
+        }
         match end(job, tenure, in_time, kafka, random) {
             Ok(done) => {
                 let next = if kafka.tenures[tenure].fenced {
@@ -323,6 +333,10 @@ impl Member {
             let followers = job.followers as usize;
             kafka.started(tenure, job.record, job.attempt);
             if random.chance(setup.ready) {
+                if kafka.fate(job.record) == Fate::Kills {
+                    self.killed = true;
+                    return kafka.kills(job.record);
+                }
                 match end(job, tenure, true, kafka, random) {
                     Ok(what) => done.push(what),
                     Err(what) => {
@@ -476,7 +490,7 @@ impl Member {
             let tenure = self.tenure(batch.owner);
             self.queue.push_back(Work { tenure, batch });
         }
-        while let Some(given_up) = self.engine.next_given_up() {
+        while let Some(given_up) = self.next_given_up(kafka) {
             let GivenUp {
                 owner,
                 seq,
@@ -502,6 +516,28 @@ impl Member {
         if let Some(commit) = self.engine.next_commit() {
             self.send(commit, false, kafka, now, random);
         }
+    }
+
+    fn next_given_up(&mut self, kafka: &mut Kafka) -> Option<GivenUp<Record, ()>> {
+        let Some(crashed) = self.engine.next_crashed() else {
+            return self.engine.next_given_up();
+        };
+        let Crashed {
+            owner,
+            seq,
+            lane,
+            record,
+            deaths,
+        } = crashed;
+        kafka.crashed(self.tenure(owner), record, deaths);
+        Some(GivenUp {
+            owner,
+            seq,
+            lane,
+            record,
+            attempts: deaths,
+            cause: (),
+        })
     }
 
     fn take_reports(&mut self, most: usize, kafka: &mut Kafka) {
@@ -625,7 +661,7 @@ impl Member {
             };
             let owner = self.engine.assign(Some(offset), None, inherited);
             assert_eq!(owner.slot(), slot);
-            let tenure = kafka.begin_tenure(self.process, partition, offset);
+            let tenure = kafka.begin_tenure(self.process, partition, offset, true);
             self.held[slot] = Some(Held {
                 owner,
                 tenure,
@@ -752,9 +788,10 @@ impl Member {
             if remembered.as_ref().is_some_and(was_set_back) {
                 kafka.forgets(self.process, partition);
             }
+            let knows = remembered.is_some() && !remembered.as_ref().is_some_and(was_set_back);
             let inherited = inherited.and_remembered(committed, remembered);
             let owner = self.engine.assign(Some(start), committed, inherited);
-            let tenure = kafka.begin_tenure(self.process, partition, start);
+            let tenure = kafka.begin_tenure(self.process, partition, start, knows);
             let log = &kafka.logs[partition];
             let next = log.entries.partition_point(|entry| entry.offset < start);
             if self.held.len() <= owner.slot() {
@@ -895,6 +932,7 @@ impl Member {
             ("turns out", engine.turns_out()),
             ("retries", engine.schedule.next_due().map_or(0, |_| 1)),
             ("given up", engine.given_up.len()),
+            ("crashed", engine.crashed.len()),
             ("turns", self.turns.len()),
             ("batches", self.queue.len()),
             ("reports", self.reports.len()),
@@ -961,6 +999,7 @@ fn end(
         }
         Fate::Hopeless => return fail(job, AfterFailure::Retry(None)),
         Fate::Poison => return fail(job, AfterFailure::GiveUp),
+        Fate::Kills => unreachable!("the process is dead"),
         Fate::Skipped => Outcome::Skipped,
         Fate::Fine | Fate::Fails(_) | Fate::AsksToWait => Outcome::Handled,
     };

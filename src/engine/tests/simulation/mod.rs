@@ -67,6 +67,8 @@ struct Setup {
     gaps: u64,
     keyless: u64,
     trouble: u64,
+    /// Records that kill the process, at most.
+    killers: u32,
     /// Handlers that are ready at once.
     ready: u64,
     hangs: u64,
@@ -105,6 +107,7 @@ impl Setup {
             gaps: random.pick(&[0, 50, 400]),
             keyless: random.pick(&[0, 100, 1000]),
             trouble: random.pick(&[0, 50, 300]),
+            killers: 0,
             ready: random.pick(&[0, 500, 950]),
             hangs: random.pick(&[0, 0, 5, 20]),
             chaos: random.pick(&[0, 10, 40, 100]),
@@ -114,6 +117,14 @@ impl Setup {
     fn add(&mut self, more: &mut Random) {
         if more.chance(250) {
             self.engine.guarantee = Guarantee::AtMostOnce;
+        }
+        if more.chance(400) {
+            self.engine.crash_limit = Some(more.pick(&[1, 2, 3, 3, 10]));
+        }
+        // Without room for marks nobody could ever find them.
+        let found = self.engine.crash_limit.is_some() && self.metadata_limit >= 4096;
+        if (found || self.at_most_once()) && more.chance(600) {
+            self.killers = more.within(1..4) as u32;
         }
     }
 
@@ -186,7 +197,8 @@ impl World {
     }
 
     fn produce(&mut self, partition: usize) {
-        self.kafka.produce(partition, &self.setup, &mut self.random);
+        self.kafka
+            .produce(partition, &self.setup, &mut self.random, &mut self.more);
     }
 
     fn start(&mut self) {
@@ -243,10 +255,20 @@ impl World {
                 continue;
             }
             member.execute(kafka, setup, *now, random);
-            if kafka.calm || random.chance(800) {
+            if !member.killed && (kafka.calm || random.chance(800)) {
                 member.pump(kafka, setup, *now, random);
             }
         }
+        while let Some(at) = self.members.iter().position(|member| member.killed) {
+            self.dies(at);
+        }
+        let Self {
+            random,
+            now,
+            kafka,
+            members,
+            ..
+        } = self;
         members.retain(|member| !member.gone);
         self.sessions.retain(|(process, ends)| {
             let over = ends <= now && *now >= kafka.down_until;
@@ -286,7 +308,11 @@ impl World {
             8 => self.kafka.down_until = self.now + self.random.ms(10..1_500),
             9 => self.kafka.letters_down_until = self.now + self.random.ms(10..2_000),
             10 if count < 5 => self.start(),
-            11 | 12 if count > 0 => self.dies(),
+            11 | 12 if count > 0 => {
+                let at = self.random.below(count);
+                self.kafka.counts.crashes += 1;
+                self.dies(at);
+            }
             13 if count > 0 => {
                 let limit = self.random.pick(&[0, 50, 1_000, 10_000]);
                 let at = self.random.below(count);
@@ -328,11 +354,9 @@ impl World {
         }
     }
 
-    fn dies(&mut self) {
-        let at = self.random.below(self.members.len());
+    fn dies(&mut self, at: usize) {
         let mut member = self.members.swap_remove(at);
         member.dies(&mut self.kafka, &mut self.random);
-        self.kafka.counts.crashes += 1;
         // What it had sent may be on the network still.
         let random = &mut self.random;
         self.kafka
