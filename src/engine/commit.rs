@@ -65,8 +65,8 @@ pub(crate) struct Committed {
     alone: bool,
     /// That error may have been a neighbour's.
     doubtful: bool,
-    /// That error said that this member is out of the group's current generation.
-    rejoining: bool,
+    /// That error said that this member is out of the group's current generation, or has no say in the group any more.
+    in_vain: bool,
     /// Consecutive failures, and when to try again.
     failures: u32,
     not_before: Option<Instant>,
@@ -128,20 +128,20 @@ impl Committed {
 
     /// The partition is given away: what has failed before says nothing about its last commit.
     pub(super) fn begin_last(&mut self) {
-        (self.failures, self.not_before, self.rejoining) = (0, None, false);
+        (self.failures, self.not_before, self.in_vain) = (0, None, false);
     }
 
-    /// When a last commit that failed may be sent again, unless a member that is out of its generation tried to.
+    /// When a last commit that failed may be sent again, unless this member cannot expect it to go through.
     pub(super) fn last_retry(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.rejoining)
+        self.not_before.filter(|_| !self.in_vain)
     }
 
-    pub(crate) fn failed(&mut self, now: Instant, rejoining: bool) {
+    pub(crate) fn failed(&mut self, now: Instant, in_vain: bool) {
         let pause = FIRST_PAUSE
             .saturating_mul(1 << self.failures.min(8))
             .min(SLOWEST);
         self.failures = self.failures.saturating_add(1);
-        (self.alone, self.doubtful, self.rejoining) = (true, false, rejoining);
+        (self.alone, self.doubtful, self.in_vain) = (true, false, in_vain);
         self.version = None;
         self.not_before = Some(now + pause);
     }

@@ -958,8 +958,8 @@ impl<R, C> Engine<R, C> {
             [only] if shrink && !only.metadata.is_empty() => Some(only.metadata.len()),
             _ => None,
         };
-        let rejoining =
-            overall == CommitResult::Rejoining || results.contains(&CommitResult::Rejoining);
+        let said = |result| overall == result || results.contains(&result);
+        let in_vain = said(CommitResult::Rejoining) || said(CommitResult::Fatal);
         let now = self.now;
         for entry in &commit.entries {
             let Some(partition) = find_mut(&mut self.partitions, entry.owner) else {
@@ -969,7 +969,7 @@ impl<R, C> Engine<R, C> {
                 _ if !refused => partition.accepted(entry),
                 Some(length) => partition.shrink_metadata(length),
                 None if doubtful => partition.committed.isolate(),
-                None => partition.committed.failed(now, rejoining),
+                None => partition.committed.failed(now, in_vain),
             }
         }
         let mut due = self

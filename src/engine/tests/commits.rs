@@ -570,3 +570,18 @@ fn at_most_once_what_somebody_set_back_is_committed_again_now_and_then() {
     world.pass(SECOND);
     assert_eq!(world.commit(), None);
 }
+
+#[test]
+fn a_last_commit_that_will_never_go_through_is_not_tried_again() {
+    let mut world = World::new(Ordering::Unordered);
+    let owner = world.partition(0..3);
+    world.finish_all();
+    world.engine.drain(owner);
+    assert!(world.engine.final_commit(&[owner], false).is_some());
+    world
+        .engine
+        .commit_answered(&[CommitResult::Fatal], CommitResult::Fatal);
+    assert_eq!(world.engine.last_commit_retry(&[owner]), None);
+    assert_eq!(world.engine.final_commit(&[owner], true), None);
+    assert!(world.engine.commit_is_due(&[owner]), "it is not committed");
+}
