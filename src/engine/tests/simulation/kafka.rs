@@ -2,7 +2,7 @@
 //! promise that can be broken by an event is checked when that event happens.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -48,6 +48,8 @@ pub(super) struct Entry {
     killed: u32,
     /// Committed before it was handled, by an owner that could not go on. At most once, that is its end.
     forfeited: bool,
+    /// It was deleted before it was read, and that was told.
+    told_deleted: bool,
     /// It was committed, and a late commit of an earlier owner has taken that back.
     set_back: bool,
     /// Processes that finished it in a partition which they lost, and have to know that.
@@ -72,6 +74,7 @@ pub(super) struct Log {
     /// One more each time that the topic is made anew.
     pub(super) epoch: u32,
     pub(super) entries: Vec<Entry>,
+    pub(super) start: i64,
     pub(super) end: i64,
     pub(super) committed: Option<Committed>,
     /// The process that the coordinator gave it to.
@@ -147,6 +150,12 @@ pub(super) struct Kafka {
     eager: bool,
     /// Everybody has to give back everything before anybody gets anything.
     all_revoked: bool,
+    /// By process, of those that are static members.
+    instances: HashMap<u32, u32>,
+    /// Another process has taken their place.
+    fenced: Vec<u32>,
+    /// They may not commit any more.
+    pub(super) forbidden: Vec<u32>,
     pub(super) mail: VecDeque<(u32, GroupEvent)>,
     pub(super) requests: Vec<Request>,
     pub(super) answers: Vec<Answer>,
@@ -183,6 +192,11 @@ pub(super) struct Counts {
     pub(super) taken_back: u64,
     pub(super) killed: u64,
     pub(super) crashed: u64,
+    pub(super) replaced: u64,
+    pub(super) fatal: u64,
+    pub(super) paused: u64,
+    pub(super) deleted: u64,
+    pub(super) unread: u64,
 }
 
 impl Counts {
@@ -193,7 +207,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 18] {
+    fn all_mut(&mut self) -> [&mut u64; 23] {
         let Self {
             records,
             started,
@@ -213,6 +227,11 @@ impl Counts {
             taken_back,
             killed,
             crashed,
+            replaced,
+            fatal,
+            paused,
+            deleted,
+            unread,
         } = self;
         [
             records,
@@ -233,6 +252,11 @@ impl Counts {
             taken_back,
             killed,
             crashed,
+            replaced,
+            fatal,
+            paused,
+            deleted,
+            unread,
         ]
     }
 
@@ -248,6 +272,12 @@ impl Counts {
 
 pub(super) fn identity(partition: usize) -> Identity {
     Identity::new("cluster", "group", "topic", partition as i32)
+}
+
+impl Entry {
+    fn is_open(&self) -> bool {
+        self.finished_in.is_empty() && !self.forfeited && !self.told_deleted
+    }
 }
 
 impl Log {
@@ -283,6 +313,9 @@ impl Kafka {
             target: vec![None; setup.partitions],
             eager: setup.eager,
             all_revoked: false,
+            instances: HashMap::new(),
+            fenced: Vec::new(),
+            forbidden: Vec::new(),
             mail: VecDeque::new(),
             requests: Vec::new(),
             answers: Vec::new(),
@@ -346,6 +379,7 @@ impl Kafka {
             deaths: 0,
             killed: 0,
             forfeited: false,
+            told_deleted: false,
             set_back: false,
             remembered_by: Vec::new(),
             covered: false,
@@ -366,9 +400,37 @@ impl Kafka {
         let log = &mut self.logs[partition];
         log.epoch += 1;
         log.entries.clear();
-        log.end = 0;
+        (log.start, log.end) = (0, 0);
         log.committed = None;
         self.counts.resets += 1;
+    }
+
+    /// The oldest records are deleted, whether somebody has read them or not.
+    pub(super) fn delete(&mut self, partition: usize, random: &mut Random) {
+        let log = &mut self.logs[partition];
+        let to = random.below(log.entries.len() + 1);
+        let start = log.entries.get(to).map_or(log.end, |entry| entry.offset);
+        log.start = log.start.max(start);
+        let start = log.start;
+        self.counts.deleted += 1;
+        self.tell(|| format!("partition {partition} begins at {start} now"));
+    }
+
+    /// Somebody is told that what is deleted from this offset on was not read.
+    pub(super) fn tells_deleted(&mut self, partition: usize, from: i64) {
+        let log = &mut self.logs[partition];
+        let deleted = from..log.start;
+        let mut count = 0;
+        for entry in &mut log.entries {
+            if deleted.contains(&entry.offset) && entry.finished_in.is_empty() {
+                count += u64::from(!entry.told_deleted);
+                entry.told_deleted = true;
+            }
+        }
+        self.counts.unread += count;
+        self.tell(|| {
+            format!("of partition {partition}, {deleted:?} was deleted before it was read")
+        });
     }
 
     /// Somebody writes over the metadata.
@@ -386,22 +448,58 @@ impl Kafka {
             _ => committed.metadata.clear(),
         }
         let offset = committed.offset;
-        let log = &mut self.logs[partition];
-        for entry in log
-            .entries
-            .iter_mut()
-            .filter(|entry| entry.offset >= offset && entry.covered)
-        {
+        self.metadata_is_of_no_use(partition, offset);
+    }
+
+    /// What has finished at this offset and above may come again.
+    pub(super) fn metadata_is_of_no_use(&mut self, partition: usize, offset: i64) {
+        let entries = self.logs[partition].entries.iter_mut();
+        for entry in entries.filter(|entry| entry.offset >= offset && entry.covered) {
             (entry.covered, entry.exposed) = (false, true);
         }
     }
 
     // ---- the group ----
 
-    pub(super) fn join(&mut self, process: u32, random: &mut Random) {
-        self.tell(|| format!("process {process} joins"));
+    pub(super) fn join(&mut self, process: u32, instance: Option<u32>, random: &mut Random) {
+        self.tell(|| format!("process {process} joins as {instance:?}"));
+        if let Some(instance) = instance {
+            self.instances.insert(process, instance);
+            let same = |other: &u32| self.instances.get(other) == Some(&instance);
+            if let Some(at) = self.group.iter().position(same) {
+                return self.take_place(at, process);
+            }
+        }
         self.group.push(process);
         self.rebalance(random);
+    }
+
+    /// A static member has been started again within its session: no partition moves.
+    fn take_place(&mut self, at: usize, process: u32) {
+        let old = std::mem::replace(&mut self.group[at], process);
+        self.counts.replaced += 1;
+        self.fenced.push(old);
+        self.mail.retain(|(to, _)| *to != old);
+        for target in self.target.iter_mut().filter(|it| **it == Some(old)) {
+            *target = Some(process);
+        }
+        let mut kept = Vec::new();
+        for partition in 0..self.logs.len() {
+            let log = &mut self.logs[partition];
+            if log.owner != Some(old) {
+                continue;
+            }
+            log.owner = (!log.revoking).then_some(process);
+            if !std::mem::take(&mut log.revoking) {
+                kept.push(partition);
+            }
+            if let Some(tenure) = log.current.take() {
+                self.end_tenure(tenure, End::Torn);
+            }
+        }
+        if !kept.is_empty() {
+            self.mail.push_back((process, GroupEvent::Assigned(kept)));
+        }
     }
 
     /// It has left, or its session has ended.
@@ -728,8 +826,7 @@ impl Kafka {
         if lane.is_some() {
             let before = entries[..at].iter().find(|entry| {
                 (self.ordering == Ordering::ByPartition || entry.key == record.key)
-                    && entry.finished_in.is_empty()
-                    && !entry.forfeited
+                    && entry.is_open()
             });
             if let Some(before) = before {
                 panic!("{record:?} overtook offset {}", before.offset);
@@ -945,6 +1042,13 @@ impl Kafka {
             let applied = entries.iter().map(|(_, entry)| !too_long(entry)).collect();
             let everywhere = vec![CommitResult::Shrink; count];
             (applied, everywhere, CommitResult::Shrink)
+        } else if self.fenced.contains(&process) || self.forbidden.contains(&process) {
+            self.counts.fatal += 1;
+            (
+                vec![false; count],
+                vec![CommitResult::Fatal; count],
+                CommitResult::Fatal,
+            )
         } else if !in_group && (self.at_most_once || random.chance(500)) {
             (
                 vec![false; count],
@@ -1069,7 +1173,7 @@ impl Kafka {
             let covers = entry.offset < commit.offset || above.finished.contains(entry.offset);
             if covers {
                 assert!(
-                    !entry.finished_in.is_empty(),
+                    !entry.is_open(),
                     "offset {} of partition {partition} is committed and has not finished",
                     entry.offset
                 );
@@ -1105,7 +1209,7 @@ impl Kafka {
         let unread = log
             .entries
             .iter()
-            .find(|entry| (*read_to..offset).contains(&entry.offset));
+            .find(|entry| (*read_to..offset).contains(&entry.offset) && !entry.told_deleted);
         assert!(
             unread.is_none(),
             "a commit of {offset} passes records that were not read, from {read_to} on"
@@ -1137,11 +1241,7 @@ impl Kafka {
     /// What is still missing, if anything is. `to_the_end`: owners pass offsets without records.
     pub(super) fn unfinished(&self, to_the_end: bool) -> Option<String> {
         for (partition, log) in self.logs.iter().enumerate() {
-            if let Some(entry) = log
-                .entries
-                .iter()
-                .find(|entry| entry.finished_in.is_empty() && !entry.forfeited)
-            {
+            if let Some(entry) = log.entries.iter().find(|entry| entry.is_open()) {
                 return Some(format!(
                     "offset {} of partition {partition} is not finished",
                     entry.offset

@@ -90,6 +90,8 @@ enum Phase {
 
 pub(super) struct Member {
     pub(super) process: u32,
+    /// Of a static member.
+    pub(super) instance: Option<u32>,
     engine: Engine<Record, ()>,
     held: Vec<Option<Held>>,
     queue: VecDeque<Work>,
@@ -107,6 +109,13 @@ pub(super) struct Member {
     /// The group has asked for something and waits for the answer.
     answering: bool,
     pub(super) gone: bool,
+    /// It ends because of an error, and not because somebody wants it to.
+    pub(super) failed: bool,
+    /// Tenures in the last commit that is on its way, and those of which the answer said that none will ever go through.
+    last_sent: Vec<usize>,
+    refused: Vec<usize>,
+    /// What the user has paused.
+    paused: Vec<usize>,
     /// A record has killed it.
     pub(super) killed: bool,
     /// Stopped by a signal, handlers and all.
@@ -118,11 +127,12 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(process: u32, setup: &Setup, now: Instant) -> Self {
+    pub(super) fn new(process: u32, instance: Option<u32>, setup: &Setup, now: Instant) -> Self {
         let mut config = setup.engine.clone();
         config.seed ^= u64::from(process);
         Self {
             process,
+            instance,
             engine: Engine::new(config, now),
             held: Vec::new(),
             queue: VecDeque::new(),
@@ -138,6 +148,10 @@ impl Member {
             leaving: false,
             answering: false,
             gone: false,
+            failed: false,
+            last_sent: Vec::new(),
+            refused: Vec::new(),
+            paused: Vec::new(),
             killed: false,
             frozen_until: now,
             cut_off_until: now,
@@ -148,6 +162,38 @@ impl Member {
 
     pub(super) fn stop(&mut self, limit: Duration) {
         self.stop = Some(self.stop.map_or(limit, |known| known.min(limit)));
+    }
+
+    /// Ends the run over an error, in order.
+    fn fail(&mut self) {
+        if self.stop.is_none() {
+            self.failed = true;
+            self.stop = Some(Duration::from_secs(5));
+        }
+    }
+
+    /// The user does.
+    pub(super) fn pause_or_resume(&mut self, partition: usize, kafka: &mut Kafka) {
+        match self.paused.iter().position(|paused| *paused == partition) {
+            Some(at) => drop(self.paused.swap_remove(at)),
+            None => {
+                kafka.counts.paused += 1;
+                self.paused.push(partition);
+            }
+        }
+        self.apply_pauses();
+    }
+
+    pub(super) fn resume(&mut self) {
+        self.paused.clear();
+        self.apply_pauses();
+    }
+
+    fn apply_pauses(&mut self) {
+        for held in self.held.iter().flatten() {
+            let paused = self.paused.contains(&held.partition);
+            self.engine.set_paused(held.owner, paused);
+        }
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -483,11 +529,16 @@ impl Member {
             self.last_tick = now;
             self.pass_offsets_without_records(kafka);
         }
-        if now >= self.cut_off_until && now >= kafka.down_until {
+        if now >= self.cut_off_until && now >= kafka.down_until && !self.failed {
             self.read(kafka, random);
         }
         while let Some(batch) = self.engine.next_batch() {
             let tenure = self.tenure(batch.owner);
+            let partition = self.partition_of(batch.owner);
+            assert!(
+                !self.paused.contains(&partition),
+                "partition {partition} is paused, and something of it is handed over"
+            );
             self.queue.push_back(Work { tenure, batch });
         }
         while let Some(given_up) = self.next_given_up(kafka) {
@@ -629,7 +680,18 @@ impl Member {
         let Some(entry) = kafka.logs[partition].entries.get(held.next) else {
             return;
         };
+        let start = kafka.logs[partition].start;
+        if entry.offset < start {
+            // Out of range: the run ends, and somebody has to say where to go on.
+            let from = kafka.tenures[held.tenure].read_to;
+            kafka.tells_deleted(partition, from);
+            return self.fail();
+        }
         held.next += 1;
+        assert!(
+            !self.paused.contains(&partition),
+            "partition {partition} is paused, and read"
+        );
         let (offset, key, bytes) = (entry.offset, entry.key, entry.bytes);
         let record = Record {
             partition,
@@ -700,6 +762,15 @@ impl Member {
             .into_iter()
             .map(|entry| (self.tenure(entry.owner), entry))
             .collect();
+        self.last_sent.clear();
+        if last {
+            self.last_sent
+                .extend(entries.iter().map(|(tenure, _)| *tenure));
+            assert!(
+                !self.last_sent.iter().any(|it| self.refused.contains(it)),
+                "a last commit that will never go through is sent again"
+            );
+        }
         let arrives = (now + Kafka::delay(random)).max(self.cut_off_until);
         kafka.requests.push(Request {
             process: self.process,
@@ -716,7 +787,8 @@ impl Member {
         {
             self.engine.commit_answered(&results, overall);
             if overall == CommitResult::Fatal {
-                self.stop(Duration::from_secs(5));
+                self.refused.append(&mut self.last_sent);
+                self.fail();
             }
         }
     }
@@ -761,7 +833,7 @@ impl Member {
                     self.lose(owner, kafka);
                 }
                 if self.stop.is_none() {
-                    kafka.join(self.process, random);
+                    kafka.join(self.process, self.instance, random);
                 }
             }
             Some(GroupEvent::Assigned(_)) => {}
@@ -782,7 +854,19 @@ impl Member {
 
     fn take_over(&mut self, partitions: &[usize], kafka: &mut Kafka) {
         for &partition in partitions {
-            let (start, committed, inherited) = kafka.position(partition);
+            let (mut start, committed, mut inherited) = kafka.position(partition);
+            let first = kafka.logs[partition].start;
+            if start < first {
+                // Somebody has looked at what was deleted, and goes on behind it.
+                kafka.tells_deleted(partition, start);
+                // The metadata stands beside another offset.
+                kafka.metadata_is_of_no_use(partition, first);
+                start = first;
+                inherited = Inherited {
+                    identity: inherited.identity,
+                    ..Inherited::default()
+                };
+            }
             let remembered = self.remembered.remove(&partition);
             let was_set_back = |(then, _): &(i64, _)| committed.is_none_or(|now| now < *then);
             if remembered.as_ref().is_some_and(was_set_back) {
@@ -805,6 +889,7 @@ impl Member {
                 epoch: log.epoch,
             });
         }
+        self.apply_pauses();
     }
 
     fn begin_drain(&mut self, owners: &[Ownership], kafka: &mut Kafka) {
@@ -863,7 +948,10 @@ impl Member {
             self.end(owner, if torn { End::Torn } else { End::Clean }, kafka);
         }
         if self.leaving {
-            kafka.remove(self.process, random);
+            // A static member does not say goodbye.
+            if self.instance.is_none() {
+                kafka.remove(self.process, random);
+            }
             self.gone = true;
         } else {
             kafka.released(self.process, &std::mem::take(&mut self.revoked));

@@ -69,6 +69,14 @@ struct Setup {
     trouble: u64,
     /// Records that kill the process, at most.
     killers: u32,
+    /// Members are static: a process that is started again takes the place of the one before.
+    static_members: bool,
+    /// The user pauses partitions and resumes them.
+    pauses: bool,
+    /// Processes are forbidden to commit.
+    forbids: bool,
+    /// Records are deleted, read or not.
+    deletes: bool,
     /// Handlers that are ready at once.
     ready: u64,
     hangs: u64,
@@ -108,6 +116,10 @@ impl Setup {
             keyless: random.pick(&[0, 100, 1000]),
             trouble: random.pick(&[0, 50, 300]),
             killers: 0,
+            static_members: false,
+            pauses: false,
+            forbids: false,
+            deletes: false,
             ready: random.pick(&[0, 500, 950]),
             hangs: random.pick(&[0, 0, 5, 20]),
             chaos: random.pick(&[0, 10, 40, 100]),
@@ -126,6 +138,10 @@ impl Setup {
         if (found || self.at_most_once()) && more.chance(600) {
             self.killers = more.within(1..4) as u32;
         }
+        self.static_members = more.chance(250);
+        self.pauses = more.chance(250);
+        self.forbids = more.chance(250);
+        self.deletes = more.chance(250);
     }
 
     fn at_most_once(&self) -> bool {
@@ -164,7 +180,8 @@ struct World {
     processes: u32,
     /// Processes whose sessions end then.
     sessions: Vec<(u32, Instant)>,
-    starts: Vec<Instant>,
+    starts: Vec<(Instant, Option<u32>)>,
+    instances: u32,
 }
 
 impl World {
@@ -187,6 +204,7 @@ impl World {
             processes: 0,
             sessions: Vec::new(),
             starts: Vec::new(),
+            instances: 0,
         };
         for partition in 0..world.setup.partitions {
             let count = world.random.within(1..60);
@@ -202,10 +220,21 @@ impl World {
     }
 
     fn start(&mut self) {
+        self.instances += 1;
+        self.start_as(self.setup.static_members.then_some(self.instances));
+    }
+
+    fn start_as(&mut self, instance: Option<u32>) {
         self.processes += 1;
-        self.members
-            .push(Member::new(self.processes, &self.setup, self.now));
-        self.kafka.join(self.processes, &mut self.random);
+        let member = Member::new(self.processes, instance, &self.setup, self.now);
+        self.members.push(member);
+        self.kafka.join(self.processes, instance, &mut self.random);
+    }
+
+    /// Somebody sees to it that there is a process again.
+    fn start_again(&mut self, instance: Option<u32>) {
+        let at = self.now + self.random.ms(0..2_000);
+        self.starts.push((at, instance));
     }
 
     /// A little time passes, and everybody does what there is to do, in some order.
@@ -262,14 +291,19 @@ impl World {
         while let Some(at) = self.members.iter().position(|member| member.killed) {
             self.dies(at);
         }
+        let Self { now, members, .. } = self;
+        let gone: Vec<_> = members.extract_if(.., |member| member.gone).collect();
+        // Static members do not say goodbye.
+        let sessions = gone.iter().filter(|member| member.instance.is_some());
+        let ends = *now + self.setup.session;
+        self.sessions
+            .extend(sessions.map(|member| (member.process, ends)));
+        for member in gone.iter().filter(|member| member.failed) {
+            self.start_again(member.instance);
+        }
         let Self {
-            random,
-            now,
-            kafka,
-            members,
-            ..
+            random, now, kafka, ..
         } = self;
-        members.retain(|member| !member.gone);
         self.sessions.retain(|(process, ends)| {
             let over = ends <= now && *now >= kafka.down_until;
             if over && kafka.group.contains(process) {
@@ -278,8 +312,12 @@ impl World {
             }
             !over
         });
-        for _ in 0..self.starts.extract_if(.., |at| *at <= self.now).count() {
-            self.start();
+        let due: Vec<_> = self
+            .starts
+            .extract_if(.., |(at, _)| *at <= self.now)
+            .collect();
+        for (_, instance) in due {
+            self.start_as(instance);
         }
     }
 
@@ -317,7 +355,7 @@ impl World {
                 let limit = self.random.pick(&[0, 50, 1_000, 10_000]);
                 let at = self.random.below(count);
                 if !self.members[at].is_stopping() {
-                    self.starts.push(self.now + self.random.ms(0..2_000));
+                    self.start_again(self.members[at].instance);
                 }
                 self.members[at].stop(Duration::from_millis(limit));
             }
@@ -364,7 +402,34 @@ impl World {
             .retain(|request| request.process != member.process || random.chance(500));
         self.sessions
             .push((member.process, self.now + self.setup.session));
-        self.starts.push(self.now + self.random.ms(0..2_000));
+        if !member.is_stopping() || member.failed {
+            self.start_again(member.instance);
+        }
+    }
+
+    /// What is not in every world.
+    fn something_else_happens(&mut self) {
+        let Self {
+            setup,
+            more,
+            kafka,
+            members,
+            ..
+        } = self;
+        let partition = more.below(setup.partitions);
+        let what = more.below(4);
+        if what == 0 && setup.deletes {
+            kafka.delete(partition, more);
+        }
+        if members.is_empty() {
+            return;
+        }
+        let at = more.below(members.len());
+        match what {
+            1 if setup.forbids && more.chance(300) => kafka.forbidden.push(members[at].process),
+            2 | 3 if setup.pauses => members[at].pause_or_resume(partition, kafka),
+            _ => {}
+        }
     }
 
     fn lives(&mut self) {
@@ -376,6 +441,9 @@ impl World {
             if self.random.chance(self.setup.chaos) {
                 self.something_happens();
             }
+            if self.more.chance(self.setup.chaos) {
+                self.something_else_happens();
+            }
             self.step(time);
         }
     }
@@ -385,7 +453,9 @@ impl World {
         self.kafka.calm = true;
         for member in &mut self.members {
             member.unhang(self.now);
+            member.resume();
         }
+        self.kafka.forbidden.clear();
         if self.members.is_empty() {
             self.start();
         }
@@ -419,7 +489,7 @@ impl World {
             member.stop(Duration::from_secs(60));
         }
         for _ in 0..4_000 {
-            if self.members.is_empty() {
+            if self.members.is_empty() && self.sessions.is_empty() {
                 break;
             }
             self.step(Duration::from_millis(20));
