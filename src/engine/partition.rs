@@ -444,8 +444,10 @@ impl<R> Partition<R> {
                     || self.version > 0 && self.committed.is_in_doubt()
             }
             // What is given away takes nothing more on. But a commit that failed may have been applied all the same, and
-            // what it covers would be handled by nobody.
-            Some(_) => self.committed.goes_alone() && self.not_taken_on().is_some(),
+            // what it covers would be handled by nobody. And where to start stays decided.
+            Some(_) => {
+                self.committed.goes_alone() || self.version > 0 && self.committed.is_in_doubt()
+            }
         }
     }
 
@@ -554,7 +556,7 @@ impl<R> Partition<R> {
         if self.staged.is_some() {
             let offset = match self.state {
                 State::Running => self.window.position(),
-                State::Draining => self.not_taken_on(),
+                State::Draining => self.not_taken_on().or(self.window.position()),
             }?;
             let none = std::iter::empty();
             let topic = snapshot::encode(

@@ -585,3 +585,13 @@ fn a_last_commit_that_will_never_go_through_is_not_tried_again() {
     assert_eq!(world.engine.final_commit(&[owner], true), None);
     assert!(world.engine.commit_is_due(&[owner]), "it is not committed");
 }
+
+#[test]
+fn at_most_once_a_start_that_nobody_committed_is_committed_also_when_the_partition_goes_at_once() {
+    let mut world = at_most_once(Ordering::Unordered);
+    let owner = world.engine.assign(Some(100), None, Inherited::default());
+    world.receive(owner, 107, None);
+    world.engine.drain(owner);
+    let last = world.engine.final_commit(&[owner], false).map(offsets);
+    assert_eq!(last, Some(vec![(owner, 107)]), "what it read comes next");
+}
