@@ -103,6 +103,10 @@ pub(super) struct Tenure {
     running: Vec<(Option<u64>, i64)>,
     /// Its last commit names this record as one that runs alone.
     noted: Option<i64>,
+    /// Records under which processes have died, as it was told: each is named by a commit before it runs.
+    blamed: Vec<i64>,
+    /// It began where nobody had committed anything, and has committed nothing yet.
+    owes_start: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -613,6 +617,19 @@ impl Kafka {
         {
             entry.deaths += 1;
         }
+        let marks = self.marks(partition);
+        let deaths = marks.deaths.iter().map(|deaths| deaths.offset);
+        let mut blamed: Vec<_> = deaths.chain(marks.running).collect();
+        // Where nobody is looked for, where there is no room for names, and where what was written belongs elsewhere.
+        let committed = self.logs[partition].committed.as_ref();
+        if self.crash_limit.is_none()
+            || self.at_most_once
+            || self.metadata_limit < 4096
+            || knows
+            || committed.is_none_or(|committed| committed.offset != start)
+        {
+            blamed.clear();
+        }
         let log = &mut self.logs[partition];
         self.tenures.push(Tenure {
             process,
@@ -626,6 +643,8 @@ impl Kafka {
             cut: false,
             running: Vec::new(),
             noted: None,
+            blamed,
+            owes_start: log.committed.as_ref().map(|committed| committed.offset) != Some(start),
         });
         if log.owner == Some(process) {
             log.current = Some(tenure);
@@ -647,9 +666,11 @@ impl Kafka {
             end: known,
             fenced,
             cut,
+            owes_start,
             ..
         } = &mut self.tenures[tenure];
         *fenced = true;
+        let owes_start = *owes_start;
         if known.is_some() {
             return;
         }
@@ -669,6 +690,10 @@ impl Kafka {
         if epoch != log.epoch {
             return;
         }
+        assert!(
+            !owes_start,
+            "handed over in order, and where partition {partition} began is not committed"
+        );
         if log.committed.as_ref().is_some_and(|it| it.by == tenure) {
             let marks = self.marks(partition);
             assert!(
@@ -872,6 +897,10 @@ impl Kafka {
             tenure.noted.filter(is_out)
         };
         let this = &self.tenures[tenure];
+        assert!(
+            !this.blamed.contains(&record.offset) || this.noted == Some(record.offset),
+            "{record:?} has killed a process, and runs before a commit names it"
+        );
         if let Some(suspect) = suspects(this) {
             assert_eq!(
                 this.running.len(),
@@ -1131,6 +1160,7 @@ impl Kafka {
             end,
             cut,
             noted,
+            owes_start,
             ..
         } = &mut self.tenures[tenure];
         let partition = *partition;
@@ -1168,6 +1198,7 @@ impl Kafka {
         )
         .expect("a snapshot is read where it was written");
         *noted = above.marks.running;
+        *owes_start = false;
         let mut rewound = false;
         for entry in &mut log.entries {
             let covers = entry.offset < commit.offset || above.finished.contains(entry.offset);
@@ -1203,8 +1234,10 @@ impl Kafka {
             read_to,
             committed: known,
             end,
+            owes_start,
             ..
         } = &mut self.tenures[tenure];
+        *owes_start = false;
         let log = &mut self.logs[*partition];
         let unread = log
             .entries
