@@ -1,6 +1,7 @@
 //! Whole lives of a group, in milliseconds: several processes, each an engine with a model of the shell around it, and
 //! the brokers that they talk to. Everything that can go wrong does: processes die, hang, are cut off and come back;
 //! commits are refused, answered late, applied and not answered; partitions move, are lost, and are made anew.
+//! In some worlds records kill their process, users pause, or a commit comes before its handlers, see [`Setup::add`].
 //!
 //! One seed decides the setup, the clock and every order, so that what fails once fails again:
 //!

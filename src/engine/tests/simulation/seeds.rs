@@ -27,3 +27,18 @@ fn ranges_that_were_inherited_and_not_passed_stay_in_every_commit() {
 fn a_late_commit_of_an_earlier_owner_is_healed() {
     simulate(30_112, Trouble::None, false);
 }
+
+#[test]
+fn a_commit_that_failed_is_taken_back_where_it_came_before_its_handlers() {
+    simulate(328, Trouble::BySeed, false);
+}
+
+#[test]
+fn a_late_commit_of_an_earlier_owner_is_healed_also_at_most_once() {
+    simulate(533, Trouble::BySeed, false);
+}
+
+#[test]
+fn a_last_commit_that_is_refused_for_good_is_not_waited_for() {
+    simulate(58, Trouble::BySeed, false);
+}
