@@ -483,6 +483,8 @@ impl<R> Partition<R> {
         match &mut self.staged {
             None => self.lanes.clear_queued(),
             Some(staged) => {
+                // What is committed is handled now or never: a pause would only wait for its deadline.
+                self.paused = false;
                 let before = staged.len();
                 // A second time what is lower.
                 let first = staged.forget_from(in_flight.unwrap_or(i64::MIN));

@@ -91,6 +91,8 @@ impl Pump {
     /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
     pub(super) fn commit_and_end(&mut self, owners: &[Ownership], until: Instant) {
         self.commit_all(owners, until);
+        // What has finished meanwhile is not committed any more; should the partition come back, it is remembered.
+        while self.take_reports() {}
         for owner in owners {
             if self.engine.commit_is_due(&[*owner]) {
                 self.lose(*owner);

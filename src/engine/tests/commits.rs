@@ -496,6 +496,20 @@ fn at_most_once_a_drain_handles_what_is_committed_and_drops_what_is_not() {
 }
 
 #[test]
+fn at_most_once_a_drain_handles_what_is_committed_in_a_paused_partition_too() {
+    let mut world = at_most_once(Ordering::ByPartition);
+    let owner = world.partition(0..5);
+    world.commit_all();
+    world.engine.set_paused(owner, true);
+    world.hand_over();
+    assert!(world.turns.is_empty(), "paused");
+    world.engine.drain(owner);
+    world.finish_all();
+    assert_eq!(world.handled, [0, 1, 2, 3, 4]);
+    assert!(world.engine.is_drained(owner));
+}
+
+#[test]
 fn at_most_once_the_end_tells_what_was_committed_and_not_handled() {
     let mut world = at_most_once(Ordering::ByPartition);
     let owner = world.partition(0..6);
