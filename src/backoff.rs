@@ -5,8 +5,9 @@ use std::time::Duration;
 /// How often, and after which delays, a failed record is tried again.
 ///
 /// The default is `Retry::exponential` from 100 ms to 30 s and ten attempts, some 50 s from first to last: it rides out a
-/// restart or a failover of what a handler talks to. For longer outages allow more, for all errors or by a
-/// [`Classifier`](crate::Classifier) for those that mean one; fewer, where a lane must not wait for a bad record.
+/// restart or a failover of what a handler talks to. Errors that mean an outage are better called so, see
+/// [`OutageBreaker`](crate::OutageBreaker): they count against no record. Allow fewer, where a lane must not wait for a bad
+/// record.
 ///
 /// ```
 /// use std::time::Duration;

@@ -78,6 +78,24 @@ impl Classification {
         Self::with(Disposition::Postpone(wait))
     }
 
+    /// What the handler depends on is down, see [`Disposition::Outage`]. Name those errors that any record would have
+    /// met, such as a refused connection; one that a single record can cause would keep that record for ever.
+    ///
+    /// ```
+    /// use std::io::{self, ErrorKind};
+    /// use reliable_consumer::{Classification, DynError, Record, find_error};
+    ///
+    /// let classifier = |error: &DynError, _: &Record| match find_error::<io::Error>(error) {
+    ///     Some(error) if error.kind() == ErrorKind::ConnectionRefused => Classification::outage(),
+    ///     _ => Classification::default_policy(),
+    /// };
+    /// # fn check(_: impl reliable_consumer::Classifier) {}
+    /// # check(classifier);
+    /// ```
+    pub fn outage() -> Self {
+        Self::with(Disposition::Outage)
+    }
+
     /// The record is dead-lettered at once.
     pub fn permanent() -> Self {
         Self::with(Disposition::Permanent)

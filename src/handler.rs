@@ -81,8 +81,8 @@ where
 ///
 /// `?` makes one of every error, of `anyhow::Error`, `String` and `&'static str`. Such an error says nothing about what
 /// comes next: a [`Classifier`](crate::Classifier) is asked, and without one the record is retried. What the handler
-/// says itself, by the constructors here, the functions [`permanent`], [`retry_after`], [`skip`] or [`ResultExt`], is
-/// final, and no classifier is asked.
+/// says itself, by the constructors here, the functions [`permanent`], [`retry_after`], [`outage`], [`skip`] or
+/// [`ResultExt`], is final, and no classifier is asked.
 ///
 /// It is no [`std::error::Error`] itself, since then `?` could not convert every other error to it; the error inside
 /// is at [`source`](Self::source). With the feature `anyhow`, a classifier sees the error inside an `anyhow::Error`
@@ -123,6 +123,9 @@ pub enum Disposition {
     /// the limits of the retry policy. It waits without a place among the handlers at work; under an order, what is
     /// behind it waits too.
     Postpone(Duration),
+    /// What the handler depends on is down. Handled again when that is worth trying, see
+    /// [`OutageBreaker`](crate::OutageBreaker); nothing counts against the record, however long it takes.
+    Outage,
     /// Dead-lettered at once.
     Permanent,
     /// Finished without being handled, and counted as skipped.
@@ -150,6 +153,13 @@ impl HandlerError {
     /// for ever; the stuck-record warnings name it meanwhile.
     pub fn postpone<E: Into<BoxError> + 'static>(wait: Duration, reason: E) -> Self {
         Self::with(Disposition::Postpone(wait), reason)
+    }
+
+    /// What the handler depends on, such as a database, is down: nothing counts against the record, which is handled
+    /// again and again until it is not. When many attempts meet an outage, the consumer stops calling handlers until a
+    /// probe succeeds, see [`OutageBreaker`](crate::OutageBreaker). For errors that any record would have met.
+    pub fn outage<E: Into<BoxError> + 'static>(error: E) -> Self {
+        Self::with(Disposition::Outage, error)
     }
 
     /// The record is dead-lettered at once: no later attempt could do better.
@@ -234,6 +244,11 @@ pub fn postpone<E: Into<BoxError> + 'static>(wait: Duration, reason: E) -> Handl
     HandlerError::postpone(wait, reason)
 }
 
+/// [`HandlerError::outage`], to be returned: `Err(outage("the database refuses connections"))`.
+pub fn outage<E: Into<BoxError> + 'static>(error: E) -> HandlerError {
+    HandlerError::outage(error)
+}
+
 /// [`HandlerError::skip`], to be returned: `Err(skip("not for us"))`.
 pub fn skip<E: Into<BoxError> + 'static>(reason: E) -> HandlerError {
     HandlerError::skip(reason)
@@ -255,6 +270,13 @@ pub trait ResultExt<T> {
     /// The error there was, by [`HandlerError::retry_after`].
     fn retry_after(self, wait: Duration) -> Result<T, HandlerError>;
 
+    /// An error means that what the handler depends on is down: nothing counts against the record.
+    ///
+    /// # Errors
+    ///
+    /// The error there was, by [`HandlerError::outage`].
+    fn outage(self) -> Result<T, HandlerError>;
+
     /// An error skips the record: it is finished, counted as skipped, and not dead-lettered.
     ///
     /// # Errors
@@ -270,6 +292,10 @@ impl<T, E: Into<BoxError> + 'static> ResultExt<T> for Result<T, E> {
 
     fn retry_after(self, wait: Duration) -> Result<T, HandlerError> {
         self.map_err(|error| HandlerError::retry_after(wait, error))
+    }
+
+    fn outage(self) -> Result<T, HandlerError> {
+        self.map_err(HandlerError::outage)
     }
 
     fn skip(self) -> Result<T, HandlerError> {
@@ -390,6 +416,8 @@ mod tests {
                 failed().retry_after(wait).unwrap_err(),
                 Disposition::RetryAfter(wait),
             ),
+            (outage("failed"), Disposition::Outage),
+            (failed().outage().unwrap_err(), Disposition::Outage),
             (skip("failed"), Disposition::Skip),
             (failed().skip().unwrap_err(), Disposition::Skip),
         ] {

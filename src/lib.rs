@@ -86,8 +86,10 @@
 //!
 //! An error from a handler, a panic, and an attempt that ran into [`Builder::handler_timeout`] are failed attempts. The
 //! record is tried again by the [`Retry`] policy. The wait is inside the consumer: it takes no place of the concurrency
-//! and does not endanger group membership. A handler can say what an error means, by [`permanent`], [`retry_after`] and
-//! [`skip`] or the same methods on a `Result` ([`ResultExt`]). A [`Classifier`] decides it in one place by error type.
+//! and does not endanger group membership. A handler can say what an error means, by [`permanent`], [`retry_after`],
+//! [`outage`] and [`skip`] or the same methods on a `Result` ([`ResultExt`]). A [`Classifier`] decides it in one place by error type.
+//! What is said to be an outage of something that handlers depend on counts against no record, and when there is much of it
+//! the [`OutageBreaker`] stops the flow until a probe succeeds.
 //!
 //! A record whose attempts are used up, whose error is permanent, or which cannot be decoded, goes to the dead-letter
 //! topic ([`DeadLetter`]), with headers that say where it was and why it failed ([`header_names`]). Without such a topic
@@ -187,13 +189,13 @@ pub use consumer::{
     RebalanceListener, ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy,
     StuckRecord, TopicPartition,
 };
-pub use engine::{Guarantee, Ordering};
+pub use engine::{BreakerState, Guarantee, Ordering, OutageBreaker};
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
 
 // What handlers get and answer.
 pub use handler::{
-    Disposition, Handler, HandlerError, HandlerResult, ResultExt, permanent, postpone, retry_after,
-    skip,
+    Disposition, Handler, HandlerError, HandlerResult, ResultExt, outage, permanent, postpone,
+    retry_after, skip,
 };
 pub use message::{Message, MessageBuilder};
 pub use payload::{ByType, Bytes, DecodeError, Decoder, Json, Payload, Text};
@@ -207,7 +209,7 @@ pub use origin::Origin;
 
 // What can be seen.
 pub use consumer::{
-    Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
+    BreakerStatus, Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
     StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
 };
 pub use engine::RecordState;

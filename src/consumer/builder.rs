@@ -14,7 +14,7 @@ use super::{
     Subscription,
 };
 use crate::{
-    Classifier, Guarantee, Ordering, Record, Retry,
+    Classifier, Guarantee, Ordering, OutageBreaker, Record, Retry,
     dead_letter::DeadLetter,
     engine,
     execute::Filter,
@@ -62,6 +62,7 @@ pub struct Builder {
     exhausted: Exhausted,
     handler_timeout: Option<Duration>,
     crash_limit: Option<u32>,
+    breaker: Option<OutageBreaker>,
     classifier: Option<Arc<dyn Classifier>>,
     filter: Option<Filter>,
     commit_interval: Duration,
@@ -93,6 +94,7 @@ impl Builder {
             exhausted: Exhausted::default(),
             handler_timeout: None,
             crash_limit: Some(3),
+            breaker: Some(OutageBreaker::new()),
             classifier: None,
             filter: None,
             commit_interval: Duration::from_secs(1),
@@ -283,6 +285,15 @@ impl Builder {
         self
     }
 
+    /// When handling stops because a dependency is down, and how it goes on: see [`OutageBreaker`]. Default:
+    /// [`OutageBreaker::new`], which does nothing before the handler or the classifier call an error an
+    /// [`outage`](crate::outage). With `None` it never opens; records that meet an outage are tried again all the same,
+    /// with nothing counted against them.
+    pub fn outage_breaker(mut self, breaker: impl Into<Option<OutageBreaker>>) -> Self {
+        self.breaker = breaker.into();
+        self
+    }
+
     /// Skips records for which `wanted` says no, before they are decoded. They count as finished. It runs on the
     /// runtime's threads, before each attempt, and must be quick.
     ///
@@ -454,6 +465,7 @@ impl Builder {
                 retry: Arc::new(self.retry),
                 commit_interval: self.commit_interval,
                 crash_limit: self.crash_limit,
+                breaker: self.breaker,
                 seed,
             },
             handler_timeout: self.handler_timeout,

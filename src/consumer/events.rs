@@ -39,6 +39,28 @@ pub enum Event {
     BrokersDown,
     /// A broker answers again, after this long.
     BrokersUp(Duration),
+    /// A dependency of the handlers is down: the outage breaker has opened, and nothing is handled but probes. See
+    /// [`OutageBreaker`](crate::OutageBreaker).
+    BreakerOpened {
+        /// Attempts within the window that met an outage.
+        outages: u64,
+        /// All attempts within the window that tell of the dependency.
+        attempts: u64,
+        /// The time until the first probe.
+        next_probe: Duration,
+    },
+    /// The dependency is still down, by a probe, or by too many of the records let through after one.
+    BreakerProbeFailed {
+        /// The time until the next probe.
+        next_probe: Duration,
+    },
+    /// A probe succeeded: more and more records are let through.
+    BreakerOpening,
+    /// The outage is over, and handling goes on at full speed.
+    BreakerClosed {
+        /// Since the breaker opened.
+        after: Duration,
+    },
     /// A commit of this partition failed; it is tried again with what is newest then.
     CommitFailed {
         /// The partition.

@@ -23,8 +23,8 @@ pub use self::{
     run::Run,
     settings::{Exhausted, OutOfRange, StartPolicy},
     status::{
-        Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-        StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
+        BreakerStatus, Lag, OwnershipState, PartitionReport, PartitionStatus, Report,
+        RunningRecord, StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
     },
 };
 use crate::{

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::StuckRecord;
+use crate::engine::BreakerState;
 
 /// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +26,8 @@ pub struct Status {
     pub stuck: Vec<StuckRecord>,
     /// Dead letters that the brokers have refused or not acknowledged for a while, by topic.
     pub stalled_dead_letters: Vec<StalledDeadLetters>,
+    /// What the outage breaker thinks of the handlers' dependencies.
+    pub breaker: BreakerStatus,
     /// The client reports that no broker can be reached, for this long.
     pub brokers_down: Option<Duration>,
 }
@@ -47,6 +50,18 @@ impl Status {
                 partition.committed == partition.position && partition.stopped.is_none()
             })
     }
+}
+
+/// The outage breaker at one moment. See [`OutageBreaker`](crate::OutageBreaker).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct BreakerStatus {
+    /// Whether records are handled.
+    pub state: BreakerState,
+    /// How long ago it opened; `None` while it is closed.
+    pub open_for: Option<Duration>,
+    /// The time until the next probe, while it is open.
+    pub next_probe: Option<Duration>,
 }
 
 /// Dead letters that do not get through. Their records stay unfinished, nothing is lost, and sending goes on.
@@ -217,6 +232,8 @@ pub struct Report {
     pub retried: u64,
     /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it.
     pub postponed: u64,
+    /// Attempts that met an [`outage`](crate::outage): the record came again, and nothing counted against it.
+    pub outages: u64,
     /// Records whose handler was still running at the deadline; it was cancelled. They come again.
     pub abandoned: u64,
     /// Records read and not started, or waiting for a retry or a dead letter. They come again.

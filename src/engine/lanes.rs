@@ -223,6 +223,15 @@ impl<R> Lanes<R> {
         }
     }
 
+    /// Puts back a record that has waited for a dependency: in front of its lane, and where there is no order behind all
+    /// others, so that not always the same one is tried.
+    pub(crate) fn push_again(&mut self, lane: LaneId, queued: Queued<R>) {
+        match self {
+            Self::Each { ready, .. } => ready.push_back(queued),
+            Self::One(_) | Self::Keyed(_) => self.push_front(lane, queued),
+        }
+    }
+
     /// Turns that are out: handler futures in progress, or about to be.
     pub(crate) fn turns_out(&self) -> usize {
         match self {

@@ -5,6 +5,7 @@
 //! no Kafka client and no runtime, so every rule can be tested by replaying events. `R` is a record, carried and never
 //! looked into; `C` is the cause of a failure.
 
+mod breaker;
 mod budget;
 mod commit;
 mod lanes;
@@ -28,19 +29,26 @@ use std::{
 };
 
 pub(crate) use self::{
+    breaker::BreakerChange,
     budget::Budget,
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Counts, OpenRecord, PartitionStatus},
     snapshot::{FinishedAbove, Identity, Inherited, Marks, TopicSeen, decode as decode_snapshot},
 };
-pub use self::{lanes::Ordering, partition::RecordState, staged::Guarantee};
 use self::{
+    breaker::{Breaker, Evidence},
     lanes::{Queued, Turn},
     pace::Pace,
     partition::{Partition, State, clock},
     schedule::Schedule,
     suspects::Pass,
+};
+pub use self::{
+    breaker::{BreakerState, OutageBreaker},
+    lanes::Ordering,
+    partition::RecordState,
+    staged::Guarantee,
 };
 #[cfg(feature = "internals")]
 pub(crate) use self::{
@@ -93,6 +101,8 @@ pub(crate) struct Config {
     /// Times that the process may die while a record runs alone before that record is given up. `None`: deaths are not
     /// looked at.
     pub(crate) crash_limit: Option<u32>,
+    /// `None`: it never opens.
+    pub(crate) breaker: Option<OutageBreaker>,
     /// Spreads retries; two consumers should not have the same.
     pub(crate) seed: u64,
 }
@@ -141,6 +151,9 @@ pub(crate) enum AfterFailure {
     /// Nothing speaks against this record, its time has not come: again after this long, as if this attempt and this
     /// time had not been.
     Postpone(Duration),
+    /// What the handler depends on is down: again when that is worth trying, as if this attempt and this time had not
+    /// been.
+    Outage,
     /// Trying again cannot help.
     GiveUp,
 }
@@ -225,6 +238,7 @@ pub(crate) struct Engine<R, C> {
     pools: Cell<Pools>,
     pace: Pace,
     schedule: Schedule<R>,
+    breaker: Breaker,
     given_up: VecDeque<GivenUp<R, C>>,
     crashed: VecDeque<Crashed<R>>,
     /// There may be partitions that are suspect, or whose first mark is on its way.
@@ -243,6 +257,7 @@ pub(crate) struct Engine<R, C> {
 impl<R, C> Engine<R, C> {
     pub(crate) fn new(config: Config, now: Instant) -> Self {
         let random = config.seed | 1;
+        let breaker = Breaker::new(config.breaker.clone(), config.concurrency, config.seed, now);
         Self {
             config,
             now,
@@ -260,6 +275,7 @@ impl<R, C> Engine<R, C> {
             pools: Cell::default(),
             pace: Pace::new(),
             schedule: Schedule::new(),
+            breaker,
             given_up: VecDeque::new(),
             crashed: VecDeque::new(),
             attentive: false,
@@ -329,6 +345,7 @@ impl<R, C> Engine<R, C> {
     pub(crate) fn end(&mut self, owner: Ownership) -> Option<PartitionStatus> {
         let last = self.status(owner)?;
         self.schedule.forget(owner);
+        self.breaker.forget(owner);
         self.given_up.retain(|given_up| given_up.owner != owner);
         self.crashed.retain(|crashed| crashed.owner != owner);
         let partition = self.partitions[owner.slot as usize]
@@ -367,6 +384,11 @@ impl<R, C> Engine<R, C> {
         if partition.state != State::Running || partition.paused {
             return 0;
         }
+        let holds = self.breaker.holds();
+        // While a dependency is down there is something to probe with, and no more.
+        if holds && (partition.lanes.is_ready() || partition.lanes.len() >= FIRST_READ) {
+            return 0;
+        }
         // Executors have plenty: what is read now would only be cold in the cache when its turn comes. More lanes would
         // not help either, with more turns out than there are permits, or one lane only.
         let enough = self.config.ordering == Ordering::ByPartition
@@ -383,7 +405,11 @@ impl<R, C> Engine<R, C> {
         // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
         let least = usize::from(partition.bytes == 0);
         // What a partition's records weigh is learned from the first ones: few of them, then more.
-        let read = READ.min(FIRST_READ + partition.counts.received as usize);
+        let read = if holds {
+            1
+        } else {
+            READ.min(FIRST_READ + partition.counts.received as usize)
+        };
         let careful = partition.suspects.room(&partition.window);
         let room = partition
             .window
@@ -474,11 +500,18 @@ impl<R, C> Engine<R, C> {
     /// Tells the time; retries that are due come back to their lanes.
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
-        self.clock = clock(self.began, self.now);
         self.pace.sample(self.now, self.turns_out);
+        self.breaker.advance(self.now);
+        let now = self.breaker.clock(self.now);
+        self.clock = clock(self.began, now);
         while let Some(waiting) = self.schedule.take_due(self.now) {
             if let Some(partition) = find_mut(&mut self.partitions, waiting.owner) {
-                partition.lanes.push_front(waiting.lane, waiting.queued);
+                partition.resumed(waiting.queued.seq, now, self.clock);
+                if waiting.outage {
+                    partition.lanes.push_again(waiting.lane, waiting.queued);
+                } else {
+                    partition.lanes.push_front(waiting.lane, waiting.queued);
+                }
                 partition.lanes.release(waiting.lane);
             }
         }
@@ -495,7 +528,8 @@ impl<R, C> Engine<R, C> {
             .filter(|_| self.attentive)
             .filter_map(|partition| partition.suspects.held_until())
             .min();
-        [self.schedule.next_due(), commit, held_until]
+        let breaker = self.breaker.next_wake();
+        [self.schedule.next_due(), commit, held_until, breaker]
             .into_iter()
             .flatten()
             .min()
@@ -506,7 +540,11 @@ impl<R, C> Engine<R, C> {
     /// The next batch for the executors, from the partition whose turn it is.
     pub(crate) fn next_batch(&mut self) -> Option<Batch<R>> {
         self.attend_to_suspects();
-        let allowed = (self.config.concurrency + self.pace.ahead()).saturating_sub(self.turns_out);
+        let limit = self.config.concurrency + self.pace.ahead();
+        let on_trial = self.breaker.room();
+        let allowed = limit
+            .saturating_sub(self.turns_out)
+            .min(on_trial.unwrap_or(usize::MAX));
         if allowed == 0 {
             return None;
         }
@@ -525,7 +563,7 @@ impl<R, C> Engine<R, C> {
             } else {
                 1
             };
-            let mut length = self.pace.turn();
+            let mut length = on_trial.map_or(self.pace.turn(), |_| 1);
             match self.pass(at) {
                 Pass::Freely => {}
                 Pass::Alone => (turns, length) = (1, 1),
@@ -539,6 +577,11 @@ impl<R, C> Engine<R, C> {
             let (batch, taken) =
                 partition.take_batch(turns.min(BATCH), length, beyond, self.clock, buffer);
             self.turns_out += taken;
+            if on_trial.is_some() {
+                for job in &batch.jobs {
+                    self.breaker.began(batch.owner, job.seq, self.now);
+                }
+            }
             return Some(batch);
         }
         None
@@ -583,7 +626,7 @@ impl<R, C> Engine<R, C> {
         for job in batch.jobs {
             partition.lanes.hold(job.lane);
             partition.report(job.lane);
-            partition.give_up(job.seq, self.now);
+            partition.give_up(job.seq, self.breaker.clock(self.now));
             self.crashed.push_back(Crashed {
                 owner: batch.owner,
                 seq: job.seq,
@@ -659,6 +702,11 @@ impl<R, C> Engine<R, C> {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return;
         };
+        let evidence = match outcome {
+            Outcome::Handled => Evidence::Answered,
+            _ => Evidence::Nothing,
+        };
+        self.breaker.ended(owner, seq, evidence, self.now);
         if let Some(bytes) = partition.finish(seq, outcome) {
             self.bytes -= bytes;
             self.went += 1;
@@ -691,6 +739,7 @@ impl<R, C> Engine<R, C> {
                 attempts: job.attempt - 1,
             };
             partition.not_started(job.seq);
+            self.breaker.not_begun(owner, job.seq);
             if partition.goes_on() {
                 partition.lanes.push_front(job.lane, queued);
             }
@@ -714,27 +763,55 @@ impl<R, C> Engine<R, C> {
             self.turns_out -= 1;
             self.pace.turn_over();
         }
-        if let AfterFailure::Postpone(wait) = then {
-            partition.postponed(job.seq, wait);
-            if partition.goes_on() {
+        let evidence = match then {
+            AfterFailure::Outage => Evidence::Down,
+            AfterFailure::Retry(_) | AfterFailure::RetryAfter(..) => Evidence::Answered,
+            AfterFailure::Postpone(_) | AfterFailure::GiveUp => Evidence::Nothing,
+        };
+        let clock = self.breaker.clock(self.now);
+        let held = self.breaker.holds();
+        self.breaker.ended(owner, job.seq, evidence, self.now);
+        if self.breaker.holds() && !held {
+            self.schedule.end_outage_waits(self.now);
+        }
+        let again = match then {
+            AfterFailure::Postpone(wait) => {
+                partition.postponed(job.seq, self.clock);
                 partition.counts.postponed += 1;
+                Some(wait)
+            }
+            AfterFailure::Outage => {
+                let outages = partition.met_outage(job.seq, clock, self.clock);
+                partition.counts.outages += 1;
+                let waits = !self.breaker.holds();
+                Some(if waits {
+                    self.breaker.record_wait(outages)
+                } else {
+                    Duration::ZERO
+                })
+            }
+            _ => None,
+        };
+        if let Some(wait) = again {
+            if partition.goes_on() {
                 let queued = Queued {
                     record: job.record,
                     seq: job.seq,
                     attempts: job.attempt - 1,
                 };
                 let due = later(self.now, wait);
-                self.schedule.insert(due, owner, job.lane, queued);
+                let outage = evidence == Evidence::Down;
+                self.schedule.insert(due, owner, job.lane, queued, outage);
             }
             return;
         }
         let random = splitmix(&mut self.random);
-        let since_first = partition.failed_for(job.seq, self.now, self.clock);
+        let since_first = partition.failed_for(job.seq, clock, self.clock);
         let (policy, asked, is_final) = match then {
             AfterFailure::Retry(policy) => (policy, None, false),
             AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait), false),
             AfterFailure::GiveUp => (None, None, true),
-            AfterFailure::Postpone(_) => unreachable!("returned above"),
+            AfterFailure::Postpone(_) | AfterFailure::Outage => unreachable!("returned above"),
         };
         let policy = policy.unwrap_or_else(|| Arc::clone(&self.config.retry));
         let wait = match asked {
@@ -753,11 +830,11 @@ impl<R, C> Engine<R, C> {
                         seq: job.seq,
                         attempts: job.attempt,
                     };
-                    self.schedule.insert(due, owner, job.lane, queued);
+                    self.schedule.insert(due, owner, job.lane, queued, false);
                 }
             }
             None => {
-                partition.give_up(job.seq, self.now);
+                partition.give_up(job.seq, self.breaker.clock(self.now));
                 self.given_up.push_back(GivenUp {
                     owner,
                     seq: job.seq,
@@ -778,7 +855,7 @@ impl<R, C> Engine<R, C> {
         let Some((lane, queued)) = self.schedule.take(owner, seq) else {
             return false;
         };
-        partition.give_up(seq, self.now);
+        partition.give_up(seq, self.breaker.clock(self.now));
         self.given_up.push_back(GivenUp {
             owner,
             seq,
@@ -1007,18 +1084,30 @@ impl<R, C> Engine<R, C> {
 
     /// The lowest unfinished record of a partition: what has finished behind it waits for it.
     pub(crate) fn head(&self, owner: Ownership) -> Option<OpenRecord> {
-        self.partition(owner)?.head(self.now, self.clock)
+        let now = self.breaker.clock(self.now);
+        self.partition(owner)?.head(now, self.clock)
     }
 
     /// The record of a partition that has been with its handler for longest, but for the head.
     pub(crate) fn running_behind(&self, owner: Ownership) -> Option<OpenRecord> {
-        self.partition(owner)?.running_behind(self.now, self.clock)
+        let now = self.breaker.clock(self.now);
+        self.partition(owner)?.running_behind(now, self.clock)
     }
 
     /// Whether records of the partition may go to handlers: it is neither paused nor being given away.
     pub(crate) fn is_going(&self, owner: Ownership) -> bool {
         self.partition(owner)
             .is_some_and(|partition| partition.goes_on() && !partition.paused)
+    }
+
+    pub(crate) fn breaker(&self) -> &Breaker {
+        &self.breaker
+    }
+
+    /// What the breaker has done since it was last asked. After an opening, what executors have not started is worth
+    /// taking back.
+    pub(crate) fn next_breaker_change(&mut self) -> Option<BreakerChange> {
+        self.breaker.next_change()
     }
 
     pub(crate) fn status(&self, owner: Ownership) -> Option<PartitionStatus> {

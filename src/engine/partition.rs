@@ -39,6 +39,8 @@ pub struct Counts {
     /// Failed attempts after which the record was scheduled again.
     pub(crate) retried: u64,
     pub(crate) postponed: u64,
+    /// Attempts that met an outage.
+    pub(crate) outages: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -51,6 +53,7 @@ impl std::ops::AddAssign for Counts {
         self.dropped += other.dropped;
         self.retried += other.retried;
         self.postponed += other.postponed;
+        self.outages += other.outages;
     }
 }
 
@@ -80,6 +83,8 @@ pub(crate) struct OpenRecord {
     pub(crate) in_state: Duration,
     /// The same, or since its first failure if that is longer.
     pub(crate) age: Duration,
+    /// Of that, what is not due to something else: time for which it was postponed, or met an outage.
+    pub(crate) counts: Duration,
     /// Of the call that runs, or else comes next.
     pub(crate) attempt: u32,
     /// Finished records behind it.
@@ -126,12 +131,37 @@ struct Slot {
 }
 const RUNNING: u32 = 1 << 31;
 
-/// A record that has failed before, or is given up.
+/// A record that has failed before, or is given up. All times are of the clock that stands still while the outage breaker
+/// holds.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
+    /// The first trouble of any kind.
+    since: Instant,
+    /// The first failure that counts, moved on by all time that does not.
     first: Instant,
+    /// When it was last due.
+    resumed: Instant,
+    /// That counted.
     attempts: u32,
     given_up: bool,
+    /// In a row.
+    outages: u32,
+    /// What passes from `resumed` until it is due again does not count.
+    postponed: bool,
+}
+
+impl Failing {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            first: now,
+            resumed: now,
+            attempts: 0,
+            given_up: false,
+            outages: 0,
+            postponed: false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -407,7 +437,11 @@ impl<R> Partition<R> {
     /// Notes a failed attempt, and returns for how long the record has been failing.
     pub(crate) fn failed_for(&mut self, seq: u64, now: Instant, clock: u32) -> Duration {
         let failing = self.failing(seq, now);
+        if failing.attempts == 0 {
+            failing.first = now;
+        }
         failing.attempts += 1;
+        failing.outages = 0;
         let first = failing.first;
         let at = self.slot(seq);
         self.slots[at].since = clock;
@@ -415,11 +449,12 @@ impl<R> Partition<R> {
     }
 
     /// It waits through no fault of its own: that time does not count as failing.
-    pub(crate) fn postponed(&mut self, seq: u64, wait: Duration) {
+    pub(crate) fn postponed(&mut self, seq: u64, clock: u32) {
         if let Some(failing) = self.failing.get_mut(&seq) {
-            failing.first = super::later(failing.first, wait);
+            failing.postponed = true;
         }
-        self.not_started(seq);
+        let at = self.slot(seq);
+        self.slots[at].since = clock;
     }
 
     /// The record is not going to be run again.
@@ -429,11 +464,29 @@ impl<R> Partition<R> {
     }
 
     fn failing(&mut self, seq: u64, now: Instant) -> &mut Failing {
-        self.failing.entry(seq).or_insert(Failing {
-            first: now,
-            attempts: 0,
-            given_up: false,
-        })
+        self.failing.entry(seq).or_insert(Failing::new(now))
+    }
+
+    /// Its attempt met an outage; returns how many of them have done so in a row.
+    pub(crate) fn met_outage(&mut self, seq: u64, now: Instant, clock: u32) -> u32 {
+        let failing = self.failing(seq, now);
+        failing.outages = failing.outages.saturating_add(1);
+        let outages = failing.outages;
+        self.postponed(seq, clock);
+        outages
+    }
+
+    /// It is due again.
+    pub(crate) fn resumed(&mut self, seq: u64, now: Instant, clock: u32) {
+        let at = self.slot(seq);
+        let Some(failing) = self.failing.get_mut(&seq) else {
+            return;
+        };
+        if std::mem::take(&mut failing.postponed) {
+            failing.first += now.saturating_duration_since(failing.resumed);
+            self.slots[at].since = clock;
+        }
+        failing.resumed = now;
     }
 
     pub(crate) fn commit_is_due(&self) -> bool {
@@ -698,10 +751,18 @@ impl<R> Partition<R> {
         clock.wrapping_sub(self.slots[self.slot(seq)].since) & !RUNNING
     }
 
+    /// `now` is of the clock of [`Failing`].
     fn open_record(&self, seq: u64, now: Instant, clock: u32) -> Option<OpenRecord> {
         let failing = self.failing.get(&seq);
         let in_state = Duration::from_millis(self.in_state(seq, clock).into());
-        let failing_for = failing.map(|failing| now.saturating_duration_since(failing.first));
+        let failing_for = failing.map(|failing| now.saturating_duration_since(failing.since));
+        let counts = match failing {
+            None => in_state,
+            Some(failing) if failing.postponed => {
+                failing.resumed.saturating_duration_since(failing.first)
+            }
+            Some(failing) => in_state.max(now.saturating_duration_since(failing.first)),
+        };
         let key = self.slots[self.slot(seq)].key;
         Some(OpenRecord {
             seq,
@@ -710,6 +771,7 @@ impl<R> Partition<R> {
             state: self.state_of(seq),
             in_state,
             age: in_state.max(failing_for.unwrap_or_default()),
+            counts,
             attempt: failing.map_or(1, |failing| failing.attempts + 1),
             holds_back: self.window.finished_behind(seq),
         })

@@ -29,6 +29,7 @@ fn config(ordering: Ordering) -> Config {
         retry: Retry::exponential(TICK, TICK).max_attempts(5).into(),
         commit_interval: TICK,
         crash_limit: None,
+        breaker: Some(super::OutageBreaker::new()),
         seed: 7,
     }
 }

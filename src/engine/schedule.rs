@@ -16,6 +16,8 @@ pub(crate) struct Waiting<R> {
     pub(crate) owner: Ownership,
     pub(crate) lane: LaneId,
     pub(crate) queued: Queued<R>,
+    /// It waits for a dependency, and not because of itself.
+    pub(crate) outage: bool,
 }
 
 impl<R> PartialEq for Waiting<R> {
@@ -57,6 +59,7 @@ impl<R> Schedule<R> {
         owner: Ownership,
         lane: LaneId,
         queued: Queued<R>,
+        outage: bool,
     ) {
         self.turns += 1;
         self.waiting.push(Waiting {
@@ -65,7 +68,18 @@ impl<R> Schedule<R> {
             owner,
             lane,
             queued,
+            outage,
         });
+    }
+
+    /// What waits for a dependency is due now, the oldest first: the breaker says when it goes on.
+    pub(crate) fn end_outage_waits(&mut self, now: Instant) {
+        let mut waiting = std::mem::take(&mut self.waiting).into_vec();
+        for waiting in waiting.iter_mut().filter(|waiting| waiting.outage) {
+            waiting.due = waiting.due.min(now);
+            waiting.turn = waiting.queued.seq;
+        }
+        self.waiting = waiting.into();
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {

@@ -92,7 +92,7 @@ impl Outcomes {
 enum Stop<F> {
     /// All jobs have had their attempt.
     Empty,
-    /// The fence was closed.
+    /// The fence was closed, or what has not started was called back.
     Fenced,
     /// The slice is used up.
     SliceOver,
@@ -147,6 +147,7 @@ where
             },
         mut done,
         fence,
+        issue,
         driver,
     } = work;
     done.reserve(buffer.len());
@@ -159,7 +160,7 @@ where
     };
     let mut jobs = buffer.drain(..);
     let mut slot: Slot<F> = Box::pin(None);
-    let wanted = || !fence.is_closed();
+    let wanted = || !fence.is_closed() && !context.recall.has_called(issue);
     if !context.permits.try_take() {
         context.reports.wake_if_wanted();
         if !context.permits.take(wanted).await {
@@ -197,6 +198,7 @@ where
                     },
                     done: Vec::new(),
                     fence: Arc::clone(&fence),
+                    issue,
                     driver: Arc::clone(&driver),
                 });
                 context.queue.push(rest, usize::MAX);
@@ -214,6 +216,7 @@ where
                 let turn = PendingTurn {
                     owner,
                     fence: Arc::clone(&fence),
+                    issue,
                     context: Arc::clone(context),
                     slot,
                     job,

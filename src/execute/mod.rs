@@ -9,6 +9,7 @@ mod drive;
 mod lease;
 mod permits;
 mod queue;
+mod recall;
 mod turn;
 
 use std::{
@@ -28,6 +29,7 @@ pub(crate) use self::{
     lease::{Fence, Lease},
     permits::Permits,
     queue::Queue,
+    recall::{Issue, Recall},
 };
 use crate::{
     backoff::Retry,
@@ -69,6 +71,7 @@ pub(crate) struct Work {
     /// Empty, for what comes of the batch: buffers travel round rather than through the allocator.
     pub(crate) done: Vec<Done>,
     pub(crate) fence: Arc<Fence>,
+    pub(crate) issue: Issue,
     pub(crate) driver: Arc<dyn Drive>,
 }
 
@@ -160,6 +163,7 @@ pub(crate) type Filter = Arc<dyn Fn(&Record) -> bool + Send + Sync>;
 pub(crate) struct Context {
     pub(crate) queue: Queue,
     pub(crate) permits: Permits,
+    pub(crate) recall: Recall,
     pub(crate) reports: Reports,
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) stuck_limit: Option<Duration>,

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::Work;
+use super::{Recall, Work};
 
 /// Batches that no executor has taken yet, oldest first.
 #[derive(Default)]
@@ -53,13 +53,14 @@ impl Queue {
         }
     }
 
-    /// Takes out what is fenced.
-    pub(crate) fn take_fenced(&self) -> Vec<Work> {
+    /// Takes out what is fenced, or was called back.
+    pub(crate) fn take_unwanted(&self, recall: &Recall) -> Vec<Work> {
         let mut work = self.lock();
-        let (fenced, wanted): (Vec<_>, Vec<_>) =
-            work.drain(..).partition(|work| work.fence.is_closed());
+        let (unwanted, wanted): (Vec<_>, Vec<_>) = work
+            .drain(..)
+            .partition(|work| work.fence.is_closed() || recall.has_called(work.issue));
         work.extend(wanted);
-        fenced
+        unwanted
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Work>> {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Cause, Context, Done, Driver, Fence, Lease, Report, failed};
+use super::{Cause, Context, Done, Driver, Fence, Issue, Lease, Report, failed};
 use crate::{
     dead_letter::FailureKind,
     engine::{AfterFailure, Failed, Job, Outcome, Ownership},
@@ -193,6 +193,12 @@ pub(super) fn judge(
                     message,
                     topic,
                 ),
+                Disposition::Outage => (
+                    FailureKind::AttemptsExhausted,
+                    AfterFailure::Outage,
+                    message,
+                    topic,
+                ),
                 Disposition::RetryAfter(wait) => (
                     FailureKind::AttemptsExhausted,
                     AfterFailure::RetryAfter(wait, retry),
@@ -263,6 +269,7 @@ fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
 pub(super) struct PendingTurn<F> {
     pub(super) owner: Ownership,
     pub(super) fence: Arc<Fence>,
+    pub(super) issue: Issue,
     pub(super) context: Arc<Context>,
     pub(super) slot: Slot<F>,
     pub(super) job: Job<Record>,
@@ -284,6 +291,7 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
         let Self {
             owner,
             fence,
+            issue,
             context,
             mut slot,
             mut job,
@@ -295,7 +303,7 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
             let attempted = finish(&mut slot, &context, &fence, job.seq).await;
             let next = match judge(&context, job, attempted) {
                 Ok(done) => {
-                    let fenced = fence.is_closed();
+                    let fenced = fence.is_closed() || context.recall.has_called(issue);
                     let next = if fenced { None } else { followers.next() };
                     context.reports.send_quietly(Report::One {
                         owner,

@@ -26,8 +26,12 @@ impl Pump {
         for owner in owners {
             self.engine.drain(*owner);
         }
-        // Batches that no executor has taken yet would otherwise wait for one to be free.
-        for work in self.context.queue.take_fenced() {
+        self.take_back();
+    }
+
+    /// Batches that no executor has taken yet would otherwise wait for one to be free.
+    pub(super) fn take_back(&mut self) {
+        for work in self.context.queue.take_unwanted(&self.context.recall) {
             self.engine.not_started(work.batch.owner, work.batch.jobs);
         }
     }
@@ -180,6 +184,7 @@ impl Pump {
             dropped,
             retried,
             postponed,
+            outages,
         } = last.counts;
         let report = &mut self.report;
         report.received += received;
@@ -190,6 +195,7 @@ impl Pump {
         report.dropped += dropped;
         report.retried += retried;
         report.postponed += postponed;
+        report.outages += outages;
         report.committed_unhandled += last.committed_left as u64;
         report.abandoned += last.running as u64;
         report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;

@@ -39,7 +39,9 @@ use crate::{
     consumer::{Event, Report as RunReport, RunError, RunErrorKind, Settings, Status},
     dead_letter::Publisher,
     engine::{Config, Engine, FinishedAbove, Identity, Outcome, Ownership},
-    execute::{self, Cause, Context, Done, Drive, Fence, Permits, Queue, Report, Reports, Work},
+    execute::{
+        self, Cause, Context, Done, Drive, Fence, Permits, Queue, Recall, Report, Reports, Work,
+    },
     record::{Record, Residency, Source},
 };
 
@@ -519,6 +521,7 @@ pub(crate) struct Pump {
     pub(super) first_read: usize,
     pub(super) outage: Option<Outage>,
     pub(super) unknown_topic: Throttle,
+    pub(super) dependency_down: Throttle,
     /// Set when the run is to end.
     pub(super) stop: Option<Deadline>,
     pub(super) failure: Option<(RunErrorKind, String)>,
@@ -548,6 +551,7 @@ impl Pump {
         let context = Arc::new(Context {
             queue: Queue::default(),
             permits: Permits::new(concurrency),
+            recall: Recall::default(),
             reports: send_report.clone(),
             handler_timeout: settings.handler_timeout,
             stuck_limit: settings.stuck_limit,
@@ -591,6 +595,7 @@ impl Pump {
             first_read: 0,
             outage: None,
             unknown_topic: Throttle::default(),
+            dependency_down: Throttle::default(),
             stop: None,
             failure: None,
             commits_refused: false,
@@ -613,6 +618,7 @@ impl Pump {
         let now = Instant::now();
         self.engine.advance(now);
         let mut worked = self.take_reports();
+        self.follow_breaker();
         self.take_controls();
         if now.duration_since(self.last_tick) >= TICK {
             self.last_tick = now;
@@ -760,6 +766,7 @@ impl Pump {
                     for mut failed in failed {
                         // It stays for as long as its retries take, and must not keep its neighbours in memory.
                         failed.job.record = failed.job.record.compact();
+                        self.note_outage(&failed);
                         self.engine.failed(owner, failed);
                     }
                     if !not_started.is_empty() {
@@ -876,6 +883,7 @@ impl Pump {
                 batch,
                 done: self.spent.pop().unwrap_or_default(),
                 fence: Arc::clone(&held.fence),
+                issue: self.context.recall.issue(),
                 driver: Arc::clone(&held.driver),
             });
         }

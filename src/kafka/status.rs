@@ -91,6 +91,7 @@ impl Pump {
                     error: stalled.last_error,
                 })
                 .collect(),
+            breaker: self.breaker_status(now),
             brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
         }
     }

@@ -119,7 +119,11 @@ impl Pump {
         if held.watch.head.is_none_or(|(seq, _)| seq != head.seq) {
             held.watch.head = Some((head.seq, now));
         }
-        let Some(limit) = self.settings.stuck_limit.filter(|limit| head.age >= *limit) else {
+        let Some(limit) = self
+            .settings
+            .stuck_limit
+            .filter(|limit| head.counts >= *limit)
+        else {
             return;
         };
         match head.state {

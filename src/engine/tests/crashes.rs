@@ -87,6 +87,7 @@ fn config(ordering: Ordering) -> Config {
         retry: Arc::new(Retry::fixed(ms(10)).max_attempts(3)),
         commit_interval: SECOND,
         crash_limit: Some(LIMIT),
+        breaker: None,
         seed: 7,
     }
 }

@@ -1,6 +1,7 @@
 //! A world around an engine: partitions that the test fills, handlers that it plays, and a clock that it moves.
 
 mod bounds;
+mod breaker;
 mod commits;
 mod crashes;
 mod model;
@@ -61,6 +62,7 @@ impl World {
             retry: Arc::new(Retry::fixed(ms(100)).max_attempts(3)),
             commit_interval: SECOND,
             crash_limit: None,
+            breaker: Some(OutageBreaker::new()),
             seed: 7,
         };
         set(&mut config);
@@ -208,6 +210,10 @@ impl World {
 
     fn fail(&mut self, owner: Ownership, offset: i64) {
         self.fail_with(owner, offset, AfterFailure::Retry(None));
+    }
+
+    fn outage(&mut self, owner: Ownership, offset: i64) {
+        self.fail_with(owner, offset, AfterFailure::Outage);
     }
 
     /// The attempt fails, and what stands behind it in its turn comes back.

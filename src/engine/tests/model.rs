@@ -14,6 +14,7 @@ enum Event {
     Fail(Index),
     RetryAfter(Index, u64),
     Postpone(Index, u64),
+    Outage(Index),
     GiveUp(Index),
     TakeGivenUp,
     Settle(Index),
@@ -39,6 +40,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         3 => at().prop_map(Event::Fail),
         1 => (at(), 0..300u64).prop_map(|(at, wait)| Event::RetryAfter(at, wait)),
         1 => (at(), 0..300u64).prop_map(|(at, wait)| Event::Postpone(at, wait)),
+        3 => at().prop_map(Event::Outage),
         1 => at().prop_map(Event::GiveUp),
         2 => Just(Event::TakeGivenUp),
         2 => at().prop_map(Event::Settle),
@@ -60,6 +62,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 struct Log {
     /// By offset; `true`: finished.
     records: BTreeMap<i64, bool>,
+    /// Failures that count, by offset.
+    failures: BTreeMap<i64, u32>,
     position: i64,
     committed: i64,
     draining: bool,
@@ -98,6 +102,7 @@ impl Life {
             config.window = 100;
             config.concurrency = 5;
             config.max_bytes = 150 * SIZE;
+            config.breaker = Some(OutageBreaker::new().min_attempts(3));
         });
         let mut life = Self {
             ordering,
@@ -154,11 +159,21 @@ impl Life {
 
     fn hand_over(&mut self) {
         let known = self.world.turns.len();
+        let room = self.world.engine.breaker().room();
         self.world.hand_over();
+        let given = &self.world.turns[known..];
+        if let Some(room) = room {
+            assert!(given.len() <= room, "more than the breaker lets through");
+            assert!(given.iter().all(|turn| turn.jobs.len() == 1));
+        }
         for turn in &self.world.turns[known..] {
             let log = self.logs.iter().find(|(owner, _)| *owner == turn.owner);
             let (_, log) = log.expect("the ownership of what is handed over is current");
             assert!(!log.draining && !log.paused);
+            for job in &turn.jobs {
+                let failures = log.failures.get(&job.record).copied().unwrap_or_default();
+                assert_eq!(job.attempt, failures + 1);
+            }
             assert!(
                 self.is_first_of_its_lane(log, turn.jobs[0].record),
                 "a second turn of a lane"
@@ -176,7 +191,12 @@ impl Life {
     fn fail(&mut self, at: Index, then: AfterFailure) {
         if !self.world.turns.is_empty() {
             let TurnOut { owner, jobs } = at.get(&self.world.turns);
-            self.world.fail_with(*owner, jobs[0].record, then);
+            let (owner, offset) = (*owner, jobs[0].record);
+            let counts = matches!(then, AfterFailure::Retry(_) | AfterFailure::RetryAfter(..));
+            self.world.fail_with(owner, offset, then);
+            if let (true, Some(log)) = (counts, self.log(owner)) {
+                *log.failures.entry(offset).or_default() += 1;
+            }
         }
     }
 
@@ -262,6 +282,7 @@ impl Life {
             Event::Fail(at) => self.fail(at, AfterFailure::Retry(None)),
             Event::RetryAfter(at, wait) => self.fail(at, AfterFailure::RetryAfter(ms(wait), None)),
             Event::Postpone(at, wait) => self.fail(at, AfterFailure::Postpone(ms(wait))),
+            Event::Outage(at) => self.fail(at, AfterFailure::Outage),
             Event::GiveUp(at) => self.fail(at, AfterFailure::GiveUp),
             Event::TakeGivenUp => self.take_given_up(),
             Event::Settle(at) if !self.leaving.is_empty() => {

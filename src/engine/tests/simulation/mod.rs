@@ -91,6 +91,7 @@ impl Setup {
         let engine = Config {
             guarantee: Guarantee::AtLeastOnce,
             crash_limit: None,
+            breaker: Some(crate::OutageBreaker::new()),
             ordering: random.pick(&[Ordering::Unordered, Ordering::ByKey, Ordering::ByPartition]),
             concurrency: random.pick(&[1, 2, 5, 20, 100]),
             window: random.pick(&[1, 7, 16, 64, 300, 2048]),
@@ -145,7 +146,7 @@ impl Setup {
         self.deletes = more.chance(250);
     }
 
-    fn at_most_once(&self) -> bool {
+    pub(super) fn at_most_once(&self) -> bool {
         self.engine.guarantee == Guarantee::AtMostOnce
     }
 
