@@ -2,14 +2,19 @@
 
 mod common;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use common::{Changes, Running, Seen, all_committed, committed, consumer, millis, until};
 use rdkafka::{
     ClientConfig,
     consumer::{BaseConsumer, Consumer as _},
 };
-use reliable_consumer::{Builder, HandlerResult, Message, Ordering, RunErrorKind, Text};
+use reliable_consumer::{
+    Builder, HandlerResult, Message, Ordering, RunErrorKind, StartPolicy, Text,
+};
 use reliable_consumer_testing::{Cluster, Record, cluster, unique};
 
 /// A group protocol, by the properties that choose it.
@@ -268,5 +273,23 @@ async fn a_member_that_owns_nothing_leaves_the_group_too() {
         assert_eq!(members(), 1, "{protocol:?}");
         owner.stop().await;
         assert_eq!(members(), 0, "{protocol:?}");
+    }
+}
+
+/// The group has given it partitions that it did not take over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_run_ends_at_its_assignment_leaves_the_group() {
+    let Some(cluster) = cluster() else { return };
+    for protocol in [COOPERATIVE, RANGE] {
+        let (topic, group) = (cluster.create_topic("refused", 2, &[]), unique("group"));
+        let builder = member(&cluster, &group, &topic, protocol).start(StartPolicy::Refuse);
+        let start = Instant::now();
+        let error = Running::start(builder, Seen::default().noting())
+            .ended()
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), RunErrorKind::NoCommittedOffset);
+        assert!(start.elapsed() < Duration::from_secs(8), "{protocol:?}");
+        assert_eq!(cluster.members(&group), 0, "{protocol:?}");
     }
 }

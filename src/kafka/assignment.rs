@@ -530,7 +530,9 @@ impl Pump {
             self.engine.hold_commits(false);
         }
         let answered = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+            RebalanceProtocol::Cooperative => {
+                consumer.incremental_unassign(&assigned_of(consumer, list))
+            }
             _ => consumer.unassign(),
         };
         if let Err(error) = answered {
@@ -588,6 +590,22 @@ fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: 
             "the process that had this partition died, and one of the records from here on may have killed it: they              are handled few at a time, and one at a time should it die again"
         );
     }
+}
+
+/// Of these partitions, those that the client has been assigned. What was not taken over cannot be given back: asked for
+/// it, the client would accept nothing, and wait for a better answer without leaving its group.
+fn assigned_of(consumer: &BaseConsumer, list: &TopicPartitionList) -> TopicPartitionList {
+    let Ok(assigned) = consumer.assignment() else {
+        return list.clone();
+    };
+    let mut given = TopicPartitionList::with_capacity(list.count());
+    for element in list.elements() {
+        let (topic, partition) = (element.topic(), element.partition());
+        if assigned.find_partition(topic, partition).is_some() {
+            given.add_partition(topic, partition);
+        }
+    }
+    given
 }
 
 fn named(list: &TopicPartitionList) -> Vec<(Arc<str>, i32)> {
