@@ -1,8 +1,9 @@
 //! The one place with `unsafe`: what librdkafka can do and the safe binding cannot.
 //!
 //! Partition queues read in batches, commits answered on a queue of our own, questions about topics and logs that block
-//! nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are thread-safe; what it does not check is that a
-//! queue is gone before its client is. [`Lifeline`] does: every wrapper holds it locked while it calls, and
+//! nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are
+//! thread-safe; what it does not check is that a queue is gone before its client is. [`Lifeline`] does: every wrapper
+//! holds it locked while it calls, and
 //! [`Consumer`], the only owner of a client that wrappers can reach, cuts it before the client is destroyed. From then
 //! on every wrapper is inert: it does nothing, and drops by leaking its small handle.
 #![allow(unsafe_code)] // The audited exception that the crate's `deny(unsafe_code)` allows for.
