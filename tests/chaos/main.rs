@@ -188,7 +188,7 @@ impl<'a> Chaos<'a> {
             for topic in [&self.topic, &self.dlq, "__consumer_offsets"] {
                 self.cluster.wait_in_sync(topic);
             }
-            random.pause(3_000..10_000);
+            random.pause(10_000..18_000);
         }
     }
 }
