@@ -259,7 +259,15 @@ fn losses(life: &Life, began: u64) -> Vec<Loss> {
             working: at(),
         })
     });
-    killed.into_iter().chain(logged).collect()
+    // Whether or not it lived to say so: it was killed before it met a broker again, perhaps.
+    let frozen = life.frozen.iter();
+    let expired = frozen
+        .filter(|(from, until)| until - from >= SESSION.as_millis() as u64)
+        .map(|(from, until)| Loss {
+            committing: *from,
+            working: until + SLACK,
+        });
+    killed.into_iter().chain(expired).chain(logged).collect()
 }
 
 /// Of a line of a log, in Unix milliseconds. The log's date is not needed: no run takes a day.
