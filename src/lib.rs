@@ -179,6 +179,9 @@ pub mod header_names;
 pub mod internals;
 mod kafka;
 mod message;
+#[doc(hidden)]
+#[cfg(feature = "cli")]
+pub mod operate;
 mod origin;
 mod payload;
 mod record;

@@ -28,6 +28,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "cli")]
+pub(crate) use self::snapshot::LIMIT as SNAPSHOT_LIMIT;
+#[cfg(any(feature = "cli", feature = "internals"))]
+pub(crate) use self::snapshot::encode as encode_snapshot;
 pub(crate) use self::{
     breaker::BreakerChange,
     budget::Budget,
@@ -52,7 +56,7 @@ pub use self::{
 };
 #[cfg(feature = "internals")]
 pub(crate) use self::{
-    snapshot::{encode as encode_snapshot, forge as forge_snapshot},
+    snapshot::forge as forge_snapshot,
     window::{Finish, Window},
 };
 use crate::backoff::Retry;

@@ -1,5 +1,7 @@
 //! Everything that talks to librdkafka: no other part of the crate names it, but for the builder's checked settings.
 
+#[cfg(feature = "cli")]
+mod administer;
 mod assignment;
 mod breaker;
 mod client;
@@ -9,6 +11,8 @@ mod epochs;
 mod errors;
 mod ffi;
 mod giving_up;
+#[cfg(feature = "cli")]
+mod inspect;
 mod intake;
 mod log;
 mod prefetch;
@@ -20,6 +24,11 @@ mod surprises;
 mod topics;
 mod watch;
 
+#[cfg(feature = "cli")]
+pub use self::{
+    administer::{Administrator, Planned},
+    inspect::{Cluster, Committed, Courier, InspectError, Next, Note, Remark},
+};
 pub use self::{
     client::{OAuthToken, OAuthTokenProvider},
     properties::PropertyError,
