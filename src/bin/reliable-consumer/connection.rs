@@ -1,0 +1,103 @@
+//! Where connection settings come from.
+
+use std::{env, ffi::OsString, fs};
+
+use reliable_consumer::operate::Cluster;
+
+use crate::{
+    arguments::{Connection, Property},
+    failure::Failure,
+};
+
+const VARIABLES: &str = "KAFKA_PROPERTY_";
+
+impl Connection {
+    /// Speaks for this group, and joins nothing.
+    pub fn cluster(&self, group: &str) -> Result<Cluster, Failure> {
+        let properties = self.properties(env::vars_os())?;
+        let servers = ["bootstrap.servers", "metadata.broker.list"];
+        if !properties
+            .iter()
+            .any(|(name, _)| servers.contains(&&**name))
+        {
+            let message = "which cluster? Name some brokers with --brokers, with KAFKA_BROKERS, or as \
+                           bootstrap.servers in a file (--config)";
+            return Err(Failure::Usage(message.into()));
+        }
+        Ok(Cluster::new(properties, group, self.timeout)?)
+    }
+
+    /// All that are set, the stronger ones behind the weaker.
+    pub fn properties(
+        &self,
+        variables: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Vec<(String, String)>, Failure> {
+        let mut properties = Vec::new();
+        if let Some(path) = &self.config {
+            let text = fs::read_to_string(path).map_err(|error| Failure::File {
+                path: path.clone(),
+                error,
+            })?;
+            let read = read(&text).map_err(|line| {
+                // The line is not quoted: it may have a password.
+                Failure::Usage(format!(
+                    "{}, line {line}: expected name=value",
+                    path.display()
+                ))
+            })?;
+            properties.extend(read);
+        }
+        for (name, value) in variables {
+            let name = name.to_string_lossy();
+            let Some(name) = name.strip_prefix(VARIABLES) else {
+                continue;
+            };
+            let value = value.into_string().map_err(|_| {
+                Failure::Usage(format!("the variable {VARIABLES}{name} is not UTF-8"))
+            })?;
+            properties.push((name.to_lowercase().replace('_', "."), value));
+        }
+        for Property { name, value } in &self.property {
+            let value = value.clone().ok_or_else(|| {
+                Failure::Usage("--property: expected NAME=VALUE, and there is no =".into())
+            })?;
+            properties.push((name.clone(), value));
+        }
+        if let Some(brokers) = &self.brokers {
+            properties.push(("bootstrap.servers".into(), brokers.clone()));
+        }
+        Ok(properties)
+    }
+}
+
+/// Lines of `name=value`. An error is the number of a line that is none.
+fn read(text: &str) -> Result<Vec<(String, String)>, usize> {
+    let lines = text
+        .lines()
+        .enumerate()
+        .map(|(number, line)| (number + 1, line.trim()));
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(number, line)| {
+            let (name, value) = line.split_once('=').ok_or(number)?;
+            Ok((name.trim().to_owned(), value.trim().to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_a_property_a_line() {
+        let text = "# a comment\n\nbootstrap.servers = a:1,b:2\r\nsasl.password=x=y # no comment\n";
+        let expected = [
+            ("bootstrap.servers", "a:1,b:2"),
+            ("sasl.password", "x=y # no comment"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(read(text), Ok(expected.to_vec()));
+        assert_eq!(read("a=b\nhunter2"), Err(2));
+    }
+}

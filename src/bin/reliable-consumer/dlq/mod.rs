@@ -1,0 +1,135 @@
+//! Dead letters: what all commands on them do alike.
+
+mod export;
+mod list;
+mod moving;
+mod show;
+mod stats;
+
+use std::{io::Write, ops::Range};
+
+use reliable_consumer::{
+    Record, Story,
+    operate::{Cluster, Committed, Next},
+};
+
+use crate::{
+    arguments::{Connection, Dlq, Format, Source, Which},
+    failure::Failure,
+    letter::Letter,
+    place::Place,
+    progress::Progress,
+};
+
+pub fn run(
+    command: &Dlq,
+    connection: &Connection,
+    format: Format,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    match command {
+        Dlq::List(list) => list::run(list, connection, format, out),
+        Dlq::Show(show) => show::run(show, connection, format, out),
+        Dlq::Stats(stats) => stats::run(stats, connection, format, out),
+        Dlq::Export(export) => export::run(export, connection, out),
+        Dlq::Park(park) => moving::park(park, connection, format, out),
+        Dlq::Unpark(unpark) => moving::unpark(unpark, connection, format, out),
+    }
+}
+
+/// A topic of dead letters as it lies there now.
+struct Letters<'a> {
+    cluster: Cluster,
+    source: &'a Source,
+    which: &'a Which,
+    committed: Vec<Committed>,
+    /// First offset and end of each partition.
+    bounds: Vec<(i32, Range<i64>)>,
+}
+
+impl<'a> Letters<'a> {
+    fn open(
+        connection: &Connection,
+        source: &'a Source,
+        which: &'a Which,
+    ) -> Result<Self, Failure> {
+        let cluster = connection.cluster(&source.group())?;
+        let topic = &source.topic;
+        let partitions = cluster.partitions(topic)?;
+        let bounds = (0..partitions)
+            .map(|partition| Ok((partition, cluster.bounds(topic, partition)?)))
+            .collect::<Result<_, Failure>>()?;
+        let mut committed = cluster.committed(&[(topic.clone(), partitions)])?;
+        committed.sort_by_key(|it| it.partition);
+        Ok(Self {
+            cluster,
+            source,
+            which,
+            committed,
+            bounds,
+        })
+    }
+
+    fn committed(&self, partition: i32) -> Option<&Committed> {
+        self.committed.get(usize::try_from(partition).ok()?)
+    }
+
+    /// Where letters that are meant can be.
+    fn spans(&self) -> Vec<(i32, Range<i64>)> {
+        let mut spans = self.bounds.clone();
+        if !self.which.all {
+            for (partition, span) in &mut spans {
+                let committed = self.committed(*partition).and_then(|it| it.offset);
+                span.start = committed.unwrap_or(0).clamp(span.start, span.end);
+            }
+        }
+        spans
+    }
+
+    /// Hands out what is meant.
+    fn each(
+        &self,
+        spans: &[(i32, Range<i64>)],
+        what: &'static str,
+        mut each: impl FnMut(&Letter<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let total = spans.iter().map(|(_, span)| (span.end - span.start) as u64);
+        let mut progress = Progress::new(what, total.sum());
+        self.cluster.read(&self.source.topic, spans, |record| {
+            progress.step();
+            let committed = self.committed(record.partition());
+            let done = committed.is_some_and(|it| it.covers(record.offset()));
+            if done && !self.which.all {
+                return Ok(Next::More);
+            }
+            let story = Story::of(record);
+            if self.which.means(record, story.as_ref()) {
+                each(&Letter {
+                    record,
+                    story,
+                    done,
+                })?;
+            }
+            Ok(Next::More)
+        })
+    }
+}
+
+/// The record at this place, if there is one.
+fn fetch(cluster: &Cluster, topic: &str, place: Place) -> Result<Option<Record>, Failure> {
+    let Place { partition, offset } = place;
+    if partition >= cluster.partitions(topic)? {
+        return Ok(None);
+    }
+    if !cluster.bounds(topic, partition)?.contains(&offset) {
+        return Ok(None);
+    }
+    let mut found = None;
+    cluster.read(topic, &[(partition, offset..offset + 1)], |record| {
+        if record.offset() == offset {
+            found = Some(record.clone());
+        }
+        Ok::<_, Failure>(Next::More)
+    })?;
+    Ok(found)
+}

@@ -1,0 +1,705 @@
+//! Real broker: the program `reliable-consumer`, as an operator runs it.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod common;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use common::{Running, committed, consumer, millis, until};
+use reliable_consumer::{Handler, HandlerResult, Message, Ordering, Record as Raw, Text};
+use reliable_consumer_testing::{Cluster, Record, StoredRecord, cluster, unique};
+use serde_json::Value;
+
+/// What a run of the program has left.
+#[derive(Debug)]
+struct Ended {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().expect("it was not killed"),
+            out: String::from_utf8(output.stdout).expect("output is text"),
+            err: String::from_utf8(output.stderr).expect("output is text"),
+        }
+    }
+}
+
+impl Ended {
+    #[track_caller]
+    fn well(self) -> Self {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    fn with(self, code: i32, words: &str) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        assert!(self.err.contains(words), "{words}: {self:?}");
+        self
+    }
+
+    /// One object a line.
+    #[track_caller]
+    fn json(&self) -> Vec<Value> {
+        let lines = self.out.lines();
+        lines
+            .map(|line| serde_json::from_str(line).expect(line))
+            .collect()
+    }
+
+    fn contains(&self, words: &str) -> bool {
+        self.out.contains(words)
+    }
+}
+
+fn program(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reliable-consumer"));
+    command
+        .env_remove("KAFKA_BROKERS")
+        .env_remove("RELIABLE_CONSUMER_CONFIG")
+        .stdin(Stdio::null())
+        .args(arguments.split_whitespace());
+    command
+}
+
+fn run(arguments: &str) -> Ended {
+    program(arguments).output().unwrap().into()
+}
+
+fn on(cluster: &Cluster, arguments: &str) -> Ended {
+    let output = program(arguments)
+        .args(["--brokers", cluster.brokers()])
+        .output();
+    output.unwrap().into()
+}
+
+/// A letter of this library, about the record at this offset of `orders`.
+fn letter(offset: usize, kind: &str, failed_at: i64) -> Record {
+    Record::value(format!(r#"{{"order":{offset},"total":1.10}}"#))
+        .key(format!("k{offset}"))
+        .partition(0)
+        .header("tenant", "blue")
+        .header("retryCount", "2")
+        .header("originalTopic", "orders")
+        .header("originalPartition", "3")
+        .header("originalOffset", offset.to_string())
+        .header("originalTimestamp", "1700000000000")
+        .header("messageId", format!("order-{offset}"))
+        .header("consumerGroup", "billing")
+        .header("attempts", "5")
+        .header("errorKind", kind)
+        .header("errorMessage", format!("no route to host {}", offset % 2))
+        .header("failedAt", failed_at.to_string())
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    since.as_millis() as i64
+}
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(unique(name))
+}
+
+/// A dead-letter topic with six letters, `timeout` and `permanent` by turns, a minute apart, the last one just now.
+fn six_letters(cluster: &Cluster) -> String {
+    let dlq = cluster.create_topic("orders.dlq", 2, &[]);
+    let letters = (0..6).map(|n| {
+        let kind = if n % 2 == 0 { "timeout" } else { "permanent" };
+        letter(n, kind, now() - 60_000 * (5 - n as i64))
+    });
+    cluster.produce(&dlq, letters);
+    dlq
+}
+
+fn offsets(letters: &[Value]) -> Vec<i64> {
+    let offsets = letters.iter().map(|letter| letter["offset"].as_i64());
+    offsets.map(|offset| offset.expect("a number")).collect()
+}
+
+fn copies(cluster: &Cluster, topic: &str) -> Vec<StoredRecord> {
+    cluster.read_all(topic)
+}
+
+#[test]
+fn a_list_tells_what_failed_newest_first_and_filters_it() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let list = on(&cluster, &format!("dlq list {dlq}")).well();
+    let rows: Vec<_> = list
+        .out
+        .lines()
+        .filter(|line| line.contains("orders 3@"))
+        .collect();
+    assert_eq!(rows.len(), 6, "{}", list.out);
+    for word in [
+        "0@5",
+        "orders 3@5",
+        "permanent",
+        "2",
+        "k5",
+        "no route to host 1",
+    ] {
+        assert!(rows[0].contains(word), "{word}: {}", rows[0]);
+    }
+    assert!(rows[5].contains("0@0"));
+
+    let listed = |more: &str| {
+        let list = on(&cluster, &format!("dlq list {dlq} --output json {more}")).well();
+        offsets(&list.json())
+    };
+    assert_eq!(listed(""), [5, 4, 3, 2, 1, 0]);
+    assert_eq!(listed("--limit 2"), [5, 4]);
+    assert_eq!(listed("--kind timeout --limit 2"), [4, 2]);
+    assert_eq!(listed("--kind timeout --kind permanent").len(), 6);
+    assert_eq!(listed("--origin orders --since 150s"), [5, 4, 3]);
+    assert_eq!(listed("--until 150s"), [2, 1, 0]);
+    assert_eq!(listed("--key k3 --key hex:6b31"), [3, 1]);
+    assert_eq!(
+        listed("--header tenant=blue --header messageId=order-2"),
+        [2]
+    );
+    assert_eq!(listed("--header tenant=red").len(), 0);
+    assert_eq!(listed("--origin refunds").len(), 0);
+
+    // What the redriver's group is done with is not open any more.
+    cluster.commit(&format!("{dlq}.redriver"), &dlq, 0, 4, "");
+    assert_eq!(listed(""), [5, 4]);
+    assert_eq!(listed("--all").len(), 6);
+    assert_eq!(listed("--redriver-group another").len(), 6);
+}
+
+#[test]
+fn one_letter_is_shown_with_all_that_is_in_it() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let shown = on(&cluster, &format!("dlq show {dlq} 0@3")).well();
+    for words in [
+        "permanent: no route to host 1",
+        "orders 3@3",
+        "billing",
+        "order-3",
+        "tenant: blue",
+        "{\n  \"order\": 3,\n  \"total\": 1.10\n}",
+    ] {
+        assert!(shown.contains(words), "{words}: {}", shown.out);
+    }
+    let shown = on(&cluster, &format!("dlq show {dlq} 0@3 0@1 -o json")).well();
+    let letters = shown.json();
+    assert_eq!(offsets(&letters), [3, 1]);
+    let letter = &letters[0];
+    assert_eq!(letter["origin"]["topic"], "orders");
+    assert_eq!(letter["error"]["kind"], "permanent");
+    assert_eq!(
+        (&letter["retryCount"], &letter["attempts"]),
+        (&2.into(), &5.into())
+    );
+    assert_eq!(letter["value"]["text"], r#"{"order":3,"total":1.10}"#);
+    assert_eq!(letter["headers"][0]["name"], "tenant");
+    assert_eq!(letter["done"], false);
+
+    let missing = on(&cluster, &format!("dlq show {dlq} 0@3 0@6 1@0 7@1"));
+    let missing = missing.with(3, "no record at 0@6, 1@0, 7@1");
+    assert!(missing.contains("order-3"), "what is there is shown");
+}
+
+#[test]
+fn statistics_count_by_topic_kind_hour_and_redrives() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let spring = Record::value("x")
+        .header("kafka_dlt-exception-fqcn", "java.io.IOException")
+        .header("kafka_dlt-original-topic", "refunds")
+        .header("kafka_dlt-original-partition", 0_i32.to_be_bytes())
+        .header("kafka_dlt-original-offset", 7_i64.to_be_bytes());
+    cluster.produce(&dlq, [spring, Record::value("no letter at all")]);
+    let stats = on(&cluster, &format!("dlq stats {dlq} -o json")).well();
+    let stats = &stats.json()[0];
+    let counted = |what: &str, name: &str| {
+        let top = stats[what]["top"].as_array().unwrap();
+        let row = top.iter().find(|row| row["name"] == name);
+        row.map_or(0, |row| row["letters"].as_u64().unwrap())
+    };
+    assert_eq!((&stats["letters"], &stats["open"]), (&8.into(), &8.into()));
+    assert_eq!(counted("byOrigin", "orders"), 6);
+    assert_eq!(counted("byOrigin", "refunds"), 1);
+    assert_eq!(counted("byOrigin", "unknown"), 1);
+    assert_eq!(counted("byKind", "timeout"), 3);
+    assert_eq!(counted("byKind", "java.io.IOException"), 1);
+    assert_eq!(counted("byRetryCount", "2"), 6);
+    assert_eq!(counted("byGroup", "billing"), 6);
+    assert_eq!(counted("byMessage", "no route to host 0"), 3);
+    let hours = stats["byHour"]["top"].as_array().unwrap();
+    let hours: u64 = hours
+        .iter()
+        .map(|row| row["letters"].as_u64().unwrap())
+        .sum();
+    assert_eq!(hours, 8);
+
+    let top = on(
+        &cluster,
+        &format!("dlq stats {dlq} -o json --top 1 --kind timeout"),
+    )
+    .well();
+    let top = &top.json()[0];
+    assert_eq!(top["letters"], 3);
+    let table = on(&cluster, &format!("dlq stats {dlq} --top 1")).well();
+    assert!(table.contains("8 letters, 8 of them open"), "{}", table.out);
+    assert!(table.contains("(all others)"), "{}", table.out);
+}
+
+#[test]
+fn an_export_has_every_letter_whole_and_a_file_only_when_it_is_complete() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let bytes = vec![0xff, 0x00, 0x1b];
+    cluster.produce(
+        &dlq,
+        [Record::value(bytes)
+            .key([0xfe])
+            .null_header(b"\xff".to_vec())],
+    );
+    let exported = on(&cluster, &format!("dlq export {dlq}")).well();
+    assert!(exported.err.contains("7 letters exported"));
+    let letters = exported.json();
+    let last = letters
+        .iter()
+        .find(|it| it["value"]["base64"] == "/wAb")
+        .expect("it is there");
+    assert_eq!(last["key"]["base64"], "/g==");
+    assert_eq!(last["headers"][0]["name"]["base64"], "/w==");
+    assert_eq!(last["headers"][0]["value"], Value::Null);
+
+    let path = file("letters.jsonl");
+    let to = format!("dlq export {dlq} --kind timeout --to {}", path.display());
+    on(&cluster, &format!("{to} --dry-run")).with(0, "3 letters would be exported");
+    assert!(!path.exists());
+    on(&cluster, &to).well();
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
+    let nowhere = format!("dlq export {dlq} --to {}/x/y", path.display());
+    on(&cluster, &nowhere).with(1, "letters.jsonl");
+}
+
+// D4
+#[test]
+fn nothing_that_stands_in_a_record_reaches_the_terminal_as_it_is() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let evil = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\r\u{202e}\u{8}";
+    let values = [
+        evil.to_owned(),
+        format!(r#"{{"a":["{}"]}}"#, "\u{9b}\u{202e}"),
+        "[".repeat(200_000),
+    ];
+    let hostile = values.map(|value| {
+        Record::value(value)
+            .key(evil)
+            .header("originalTopic", evil)
+            .header("errorKind", evil)
+            .header("failedAt", "1700000000000")
+            .header("errorMessage", evil)
+            .header("messageId", evil)
+            .header("consumerGroup", evil)
+            .header(evil, evil)
+            .header(b"\xff\x1b[2J".to_vec(), b"\xfe\x1b[2J".to_vec())
+            .header("x", "y".repeat(50_000))
+    });
+    cluster.produce(&dlq, hostile);
+    cluster.produce(
+        &dlq,
+        [
+            Record::value(evil),
+            Record::tombstone().header("failedAt", "9".repeat(300)),
+        ],
+    );
+    for command in ["list", "show", "stats", "export"] {
+        for format in ["table", "json"] {
+            let places = if command == "show" {
+                "0@0 0@1 0@2 0@3 0@4"
+            } else {
+                ""
+            };
+            let ended = on(
+                &cluster,
+                &format!("dlq {command} {dlq} {places} -o {format}"),
+            )
+            .well();
+            let bad = ended
+                .out
+                .chars()
+                .find(|c| *c != '\n' && (c.is_control() || matches!(*c, '\u{202a}'..='\u{202e}')));
+            assert_eq!(bad, None, "{command} {format}");
+            assert!(!ended.out.is_empty());
+        }
+    }
+    let list = on(&cluster, &format!("dlq list {dlq}")).well();
+    assert!(
+        list.contains("\\u{1b}[2J"),
+        "escaped, and there: {}",
+        list.out
+    );
+    assert!(list.out.lines().all(|line| line.chars().count() < 1_000));
+}
+
+#[test]
+fn a_parked_letter_is_in_the_parking_lot_and_no_longer_open_and_comes_back() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let lot = format!("{dlq}.parked");
+    on(&cluster, &format!("dlq park {dlq} 0@1")).with(3, "topics create-dlq");
+    cluster.create_topic_named(&lot, 1, &[]);
+    let open = |topic: &str| {
+        let list = on(&cluster, &format!("dlq list {topic} -o json")).well();
+        let mut offsets = offsets(&list.json());
+        offsets.sort_unstable();
+        offsets
+    };
+
+    let dry = on(&cluster, &format!("dlq park {dlq} 0@1 0@4 --dry-run")).well();
+    assert!(dry.contains("0@4 would be parked"), "{}", dry.out);
+    assert_eq!(copies(&cluster, &lot).len(), 0);
+    assert_eq!(open(&dlq).len(), 6);
+    let group = format!("{dlq}.redriver");
+    assert_eq!(committed(&cluster, &group, &dlq), [-1, -1]);
+
+    let parked = on(&cluster, &format!("dlq park {dlq} 0@4 0@1 -o json")).well();
+    assert_eq!(offsets(&parked.json()), [1, 4]);
+    assert_eq!(open(&dlq), [0, 2, 3, 5]);
+    let lying = copies(&cluster, &lot);
+    assert_eq!(lying.len(), 2);
+    let original = &copies(&cluster, &dlq)[1];
+    assert_eq!(
+        (&lying[0].key, &lying[0].value),
+        (&original.key, &original.value)
+    );
+    assert_eq!(lying[0].header("parkReason"), Some("by-hand"));
+    assert_eq!(lying[0].header("messageId"), Some("order-1"));
+    assert_eq!(lying[0].headers.len(), original.headers.len() + 1);
+
+    // The head, and with it what stands finished behind it.
+    on(&cluster, &format!("dlq park {dlq} 0@0")).well();
+    assert_eq!(committed(&cluster, &group, &dlq)[0], 2);
+    assert_eq!(open(&dlq), [2, 3, 5]);
+
+    on(&cluster, &format!("dlq park {dlq} 0@1")).with(3, "done with the letter at 0@1");
+    on(&cluster, &format!("dlq park {dlq} 0@2 0@17")).with(3, "no letter at 0@17");
+    assert_eq!(copies(&cluster, &lot).len(), 3, "all or nothing");
+
+    let dry = on(&cluster, &format!("dlq unpark {lot} 0@0 --dry-run")).well();
+    assert!(dry.contains("would be unparked"));
+    on(&cluster, &format!("dlq unpark {lot} 0@0")).well();
+    assert_eq!(open(&lot), [1, 2]);
+    let back = copies(&cluster, &dlq);
+    let back = back
+        .iter()
+        .rfind(|it| it.header("messageId") == Some("order-1"))
+        .unwrap();
+    assert_eq!(back.header("retryCount"), Some("0"));
+    assert_eq!(back.header("parkReason"), None);
+    assert_eq!(back.header("errorMessage"), Some("no route to host 1"));
+    assert_eq!(open(&dlq).len(), 4);
+    on(&cluster, &format!("dlq unpark {dlq} 0@2")).with(2, "--dlq");
+}
+
+#[test]
+fn many_letters_are_moved_only_if_somebody_says_yes() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = cluster.create_topic("many.dlq", 1, &[]);
+    cluster.create_topic_named(&format!("{dlq}.parked"), 1, &[]);
+    cluster.produce(&dlq, (0..101).map(|n| letter(n, "timeout", now())));
+    let places: Vec<_> = (0..101).map(|n| format!("0@{n}")).collect();
+    let park = format!("dlq park {dlq} {}", places.join(" "));
+    on(&cluster, &park).with(4, "--yes");
+    assert_eq!(copies(&cluster, &format!("{dlq}.parked")).len(), 0);
+    on(&cluster, &format!("{park} --yes")).well();
+    assert_eq!(copies(&cluster, &format!("{dlq}.parked")).len(), 101);
+    assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [101]);
+}
+
+fn postpones() -> impl Handler<Raw> {
+    async |_: &Message<Raw>| -> HandlerResult {
+        Err(reliable_consumer::postpone(millis(60_000), "later"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_parked_behind_the_back_of_a_redriver_at_work() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    let lot = format!("{dlq}.parked");
+    cluster.create_topic_named(&lot, 1, &[]);
+    let group = format!("{dlq}.redriver");
+    let running = Running::start(consumer(&cluster, &group).topic(&dlq), postpones());
+    until("it to be a member", || cluster.members(&group) == 1).await;
+    until("it to have committed where it starts", || {
+        committed(&cluster, &group, &dlq) == [0, 0]
+    })
+    .await;
+    on(&cluster, &format!("dlq park {dlq} 0@2")).with(1, "at work");
+    assert_eq!(copies(&cluster, &lot).len(), 0);
+    running.stop().await;
+
+    // And a redriver that comes afterwards passes over what was parked meanwhile.
+    on(&cluster, &format!("dlq park {dlq} 0@2")).well();
+    let seen = common::Seen::default();
+    let noting = {
+        let seen = seen.clone();
+        async move |message: &Message<Raw>| -> HandlerResult {
+            seen.note(message.offset());
+            Ok(())
+        }
+    };
+    let running = Running::start(consumer(&cluster, &group).topic(&dlq), noting);
+    until("all to be done", || {
+        committed(&cluster, &group, &dlq)[0] == 6
+    })
+    .await;
+    running.stop().await;
+    let mut seen = seen.all();
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 3, 4, 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished_behind_it() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("orders", 2, &[]), unique("billing"));
+    let written = now() - 600_000;
+    cluster.produce(
+        &topic,
+        (0..40).map(|n| {
+            Record::value("x")
+                .key(format!("k{n}\u{1b}"))
+                .partition(0)
+                .timestamp(written + n)
+        }),
+    );
+    let handler = async |message: &Message<Text>| -> HandlerResult {
+        match message.offset() {
+            3 | 20 => Err(reliable_consumer::postpone(millis(120_000), "it hangs")),
+            _ => Ok(()),
+        }
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered);
+    let running = Running::start(builder, handler);
+    until("the others to be done", || {
+        let lag = on(&cluster, &format!("lag {group} -o json")).json();
+        lag.first().is_some_and(|it| it["heldBack"] == 35)
+    })
+    .await;
+    let lag = on(&cluster, &format!("lag {group} -o json")).well();
+    let lag = lag.json();
+    assert_eq!(lag.len(), 2);
+    let first = &lag[0];
+    assert_eq!(
+        (&first["topic"], &first["partition"]),
+        (&topic.as_str().into(), &0.into())
+    );
+    assert_eq!(
+        (&first["committed"], &first["end"], &first["lag"]),
+        (&3.into(), &40.into(), &37.into())
+    );
+    assert_eq!(first["head"]["offset"], 3);
+    assert_eq!(first["head"]["key"]["text"], "k3\u{1b}");
+    assert_eq!(first["finishedAbove"].to_string(), "[[4,20],[21,40]]");
+    assert_eq!(first["state"], "head holds others back");
+    let age = first["head"]["ageMs"].as_i64().unwrap();
+    assert!((590_000..700_000).contains(&age), "{age}");
+    assert_eq!(lag[1]["state"], "caught up");
+
+    let table = on(&cluster, &format!("lag {group} --topic {topic}")).well();
+    let row = table.out.lines().nth(1).unwrap();
+    for word in ["10m", "37", "35", "head holds others back", "k3\\u{1b}"] {
+        assert!(row.contains(word), "{word}: {row}");
+    }
+    on(&cluster, &format!("lag {group} --max-age 5m")).with(6, "older than 5m");
+    on(&cluster, &format!("lag {group} --max-age 1h")).well();
+    running.stop().await;
+    // Somebody else's note, and a group that nobody knows.
+    cluster.commit(&group, &topic, 0, 5, "rc1 of somewhere else");
+    let table = on(&cluster, &format!("lag {group}")).well();
+    assert!(table.contains("is ignored"), "{}", table.out);
+    on(&cluster, "lag nobody").with(3, "committed nothing");
+    on(&cluster, "lag nobody --topic nothing").with(3, "no topic `nothing`");
+}
+
+#[test]
+fn topics_for_dead_letters_are_made_with_safe_settings_and_left_alone_if_they_exist() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 3, &[("max.message.bytes", "2000000")]);
+    let create = format!("topics create-dlq {topic} --tiers 10s,1m -o json --replication 1");
+    let names = ["dlq", "dlq.parked", "retry.10s", "retry.1m"].map(|it| format!("{topic}.{it}"));
+
+    let dry = on(&cluster, &format!("{create} --dry-run")).well();
+    assert_eq!(dry.json().len(), 4);
+    assert!(
+        dry.json()
+            .iter()
+            .all(|it| it["outcome"] == "would be created")
+    );
+    on(&cluster, &format!("dlq list {}", names[0])).with(3, "no topic");
+
+    let made = on(&cluster, &create).well();
+    let made = made.json();
+    assert!(
+        made.iter()
+            .zip(&names)
+            .all(|(it, name)| it["topic"] == **name)
+    );
+    assert!(
+        made.iter()
+            .all(|it| it["outcome"] == "created" && it["partitions"] == 3)
+    );
+    assert_eq!(made[0]["settings"]["retention.ms"], "-1");
+    assert_eq!(made[0]["settings"]["max.message.bytes"], "2065536");
+    assert_eq!(made[0]["settings"]["cleanup.policy"], "delete");
+    assert_eq!(made[2]["settings"]["retention.ms"], "2592000000");
+    for name in &names {
+        assert_eq!(cluster.end_offsets(name), [0, 0, 0]);
+    }
+    // By what the brokers tell of them, nothing is to be said against what was made.
+    let again = on(&cluster, &create).well();
+    for it in again.json() {
+        assert_eq!(it["outcome"], "exists");
+        assert_eq!(it["remarks"].as_array().unwrap().len(), 0, "{it}");
+    }
+    names.iter().for_each(|name| cluster.delete_topic(name));
+
+    let unsafe_one = [("cleanup.policy", "compact"), ("retention.ms", "1000")];
+    cluster.create_topic_named(&names[0], 1, &unsafe_one);
+    let seen = on(
+        &cluster,
+        &format!("topics create-dlq {topic} --replication 1"),
+    )
+    .well();
+    assert!(seen.contains("cleanup.policy is compact"), "{}", seen.out);
+    assert!(seen.contains("retention.ms is 1000"), "{}", seen.out);
+    cluster.delete_topic(&names[1]);
+    on(
+        &cluster,
+        &format!("topics create-dlq {topic} --dlq {topic}"),
+    )
+    .with(2, "different topics");
+    let refused = on(&cluster, &format!("{create} --dlq no/topic")).with(1, "nothing was made");
+    assert!(refused.contains("InvalidTopic"), "{}", refused.out);
+    on(&cluster, &format!("dlq list {}", names[2])).with(3, "no topic");
+}
+
+#[test]
+fn the_exit_code_tells_what_went_wrong() {
+    run("dlq list").with(2, "Usage");
+    run("dlq show t 3").with(2, "PARTITION@OFFSET");
+    run("dlq list t").with(2, "which cluster?");
+    run("dlq list t --brokers 127.0.0.1:1 --since never").with(2, "how long ago");
+    run("dlq list t -b 127.0.0.1:1 -X no.such=1").with(2, "no librdkafka property `no.such`");
+    run("dlq list t -b 127.0.0.1:1 -X enable.auto.commit=true").with(2, "cannot be set");
+    run("dlq list t -b 127.0.0.1:1 --timeout 1s").with(1, "no broker answered within 1s");
+    run("dlq list t --config /no/such/file").with(1, "/no/such/file");
+    let Some(cluster) = cluster() else { return };
+    on(&cluster, "dlq stats no-such-topic").with(3, "no topic `no-such-topic`");
+    // Brokers by a variable, and by a file.
+    let dlq = six_letters(&cluster);
+    let mut by_variable = program(&format!("dlq list {dlq}"));
+    let ended = by_variable.env("KAFKA_BROKERS", cluster.brokers()).output();
+    Ended::from(ended.unwrap()).well();
+    let path = file("client.properties");
+    let properties = format!("# a comment\nbootstrap.servers = {}\n", cluster.brokers());
+    fs::write(&path, properties).unwrap();
+    run(&format!("dlq list {dlq} --config {}", path.display())).well();
+    let mut by_property = program(&format!("dlq list {dlq}"));
+    let ended = by_property
+        .env("KAFKA_PROPERTY_BOOTSTRAP_SERVERS", cluster.brokers())
+        .output();
+    Ended::from(ended.unwrap()).well();
+}
+
+#[test]
+fn secrets_are_not_shown_whatever_is_wrong_with_them() {
+    const SECRET: &str = "hunter2-hunter2";
+    let path = file("secret.properties");
+    let config = |text: String| {
+        fs::write(&path, text).unwrap();
+        run(&format!(
+            "dlq list t -b 127.0.0.1:1 --timeout 1s --config {}",
+            path.display()
+        ))
+    };
+    let ends = [
+        config(format!(
+            "sasl.password={SECRET}\nsasl.username=me\nsecurity.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\n"
+        )),
+        config(format!("sasl.password {SECRET}\n")),
+        config(format!("ssl.key.password={SECRET}\nssl.key.pem={SECRET}\n")),
+        config(format!(
+            "sasl.oauthbearer.client.secret={SECRET}\nno.such.property=1\n"
+        )),
+        run(&format!("dlq list t -X {SECRET}")),
+        run(&format!(
+            "dlq list t -b 127.0.0.1:1 -X sasl.password={SECRET} -X socket.keepalive.enable={SECRET}x --help"
+        )),
+    ];
+    for ended in ends {
+        assert!(
+            !ended.out.contains(SECRET) && !ended.err.contains(SECRET),
+            "{ended:?}"
+        );
+    }
+    let mut by_variable = program("dlq list t --brokers 127.0.0.1:1 --timeout 1s");
+    by_variable.env("KAFKA_PROPERTY_SASL_PASSWORD", SECRET);
+    let ended = Ended::from(by_variable.output().unwrap());
+    assert!(ended.code != 0 && !ended.err.contains(SECRET), "{ended:?}");
+}
+
+#[test]
+fn shells_get_completions_and_help_names_every_command() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = run(&format!("completions {shell}")).well();
+        assert!(script.contains("create-dlq"), "{shell}");
+    }
+    let help = run("--help").well();
+    for word in [
+        "dlq",
+        "lag",
+        "topics",
+        "completions",
+        "Exit codes",
+        "--output",
+    ] {
+        assert!(help.contains(word), "{word}");
+    }
+    let help = run("dlq --help").well();
+    for word in ["list", "show", "stats", "export", "park", "unpark"] {
+        assert!(help.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn a_reader_who_has_had_enough_is_no_error() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = cluster.create_topic("large.dlq", 1, &[]);
+    cluster.produce(&dlq, (0..5_000).map(|n| letter(n, "timeout", now())));
+    let mut child = program(&format!("dlq export {dlq} --brokers {}", cluster.brokers()))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    assert_eq!(
+        (ended.code, ended.err.contains("panicked")),
+        (0, false),
+        "{ended:?}"
+    );
+}
