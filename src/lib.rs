@@ -160,6 +160,7 @@
 //! | `gssapi`, `gssapi-vendored` | Kerberos; the system's Cyrus SASL, or one built along. `sasl` is the same as `gssapi` |
 //! | `curl` | with `ssl`, and libcurl's headers installed: OAUTHBEARER with OIDC |
 //! | `cmake-build`, `dynamic-linking` | how librdkafka is built, or found |
+//! | `cli` | the program `reliable-consumer`, for operators: `cargo install reliable-consumer --features cli` |
 //! | `anyhow` | a classifier sees the concrete error inside an `anyhow::Error` |
 //!
 //! [rdkafka]: https://docs.rs/rdkafka

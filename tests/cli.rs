@@ -567,6 +567,7 @@ fn topics_for_dead_letters_are_made_with_safe_settings_and_left_alone_if_they_ex
     assert_eq!(made[0]["settings"]["cleanup.policy"], "delete");
     assert_eq!(made[2]["settings"]["retention.ms"], "2592000000");
     for name in &names {
+        cluster.wait_in_sync(name);
         assert_eq!(cluster.end_offsets(name), [0, 0, 0]);
     }
     // By what the brokers tell of them, nothing is to be said against what was made.
