@@ -136,6 +136,11 @@ impl Retry {
                 .is_some_and(|limit| since_first_failure >= limit)
     }
 
+    /// No delay is longer.
+    pub(crate) fn longest(&self) -> Duration {
+        self.cap
+    }
+
     fn delay(&self, attempts_made: u32) -> Duration {
         // Zero times infinity would be no number.
         if self.initial.is_zero() {

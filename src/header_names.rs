@@ -25,6 +25,14 @@ pub const ERROR_MESSAGE: &str = "errorMessage";
 /// When the group gave up, in Unix milliseconds.
 pub const FAILED_AT: &str = "failedAt";
 
+/// The group that a record was sent back for from a dead-letter topic, see [`Redriver`](crate::Redriver). Consumers of
+/// this library in other groups pass it over, unless told
+/// [otherwise](crate::Builder::redriven_for_others).
+pub const REDRIVE_GROUP: &str = "redriveGroup";
+
+/// Why a dead letter was parked, in a word: see [`ParkReason`](crate::ParkReason).
+pub const PARK_REASON: &str = "parkReason";
+
 /// All names that a dead letter of ours sets, whether it does so this time or not.
 pub(crate) const ALL: [&str; 11] = [
     RETRY_COUNT,
@@ -39,3 +47,6 @@ pub(crate) const ALL: [&str; 11] = [
     ERROR_MESSAGE,
     FAILED_AT,
 ];
+
+/// What a redriver has added for the trip that ends with a dead letter, which does without.
+pub(crate) const OF_THE_TRIP: [&str; 2] = [REDRIVE_GROUP, PARK_REASON];

@@ -186,12 +186,13 @@ pub mod operate;
 mod origin;
 mod payload;
 mod record;
+mod redrive;
 
 // The consumer.
 pub use consumer::{
     BuildError, Builder, ConsumerHandle, Event, Events, Exhausted, HandleError, OutOfRange,
-    RebalanceListener, ReliableConsumer, Routes, Run, RunError, RunErrorKind, StartPolicy,
-    StuckRecord, TopicPartition,
+    RebalanceListener, RedrivenForOthers, ReliableConsumer, Routes, Run, RunError, RunErrorKind,
+    StartPolicy, StuckRecord, TopicPartition,
 };
 pub use engine::{BreakerState, Guarantee, Ordering, OutageBreaker};
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};
@@ -210,6 +211,10 @@ pub use backoff::Retry;
 pub use classify::{Classification, Classifier, DynError, find_error};
 pub use dead_letter::{DeadLetter, Dialect, ErrorMessage, FailureKind, LastError, Story};
 pub use origin::Origin;
+pub use redrive::{
+    Action, LetterFilter, ParkReason, Placement, RedriveError, RedriveHandle, RedriveReport,
+    RedriveRun, RedriveStatus, Redriver, RedriverBuilder,
+};
 
 // What can be seen.
 pub use consumer::{

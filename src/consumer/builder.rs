@@ -10,8 +10,8 @@ use std::{
 use regex_lite::Regex;
 
 use super::{
-    BuildError, Exhausted, OutOfRange, RebalanceListener, ReliableConsumer, Settings, StartPolicy,
-    Subscription,
+    BuildError, Exhausted, OutOfRange, RebalanceListener, RedrivenForOthers, ReliableConsumer,
+    Settings, StartPolicy, Subscription,
 };
 use crate::{
     Classifier, Guarantee, Ordering, OutageBreaker, Record, Retry,
@@ -20,6 +20,7 @@ use crate::{
     execute::Filter,
     kafka::{OAuthTokenProvider, Properties, consumer_config, producer_config},
     origin::is_topic_name,
+    redrive::redrive_topic,
 };
 
 const MAX_CONCURRENCY: usize = 1 << 20;
@@ -65,6 +66,8 @@ pub struct Builder {
     breaker: Option<OutageBreaker>,
     classifier: Option<Arc<dyn Classifier>>,
     filter: Option<Filter>,
+    redriven_for_others: RedrivenForOthers,
+    redrive_topics: bool,
     commit_interval: Duration,
     stuck_after: Duration,
     stuck_limit: Option<Duration>,
@@ -97,6 +100,8 @@ impl Builder {
             breaker: Some(OutageBreaker::new()),
             classifier: None,
             filter: None,
+            redriven_for_others: RedrivenForOthers::default(),
+            redrive_topics: false,
             commit_interval: Duration::from_secs(1),
             stuck_after: Duration::from_secs(60),
             stuck_limit: None,
@@ -307,6 +312,22 @@ impl Builder {
         self
     }
 
+    /// What becomes of records that a [`Redriver`](crate::Redriver) has sent back for another group on the same topic.
+    /// Default: [`RedrivenForOthers::Skip`].
+    pub fn redriven_for_others(mut self, policy: RedrivenForOthers) -> Self {
+        self.redriven_for_others = policy;
+        self
+    }
+
+    /// Consumes, for each [topic](Self::topic) by name, `<topic>.<group>.redrive` as well, where a
+    /// [`Redriver`](crate::Redriver) puts records for this group when
+    /// [told so](crate::RedriverBuilder::topic_per_group). With [`Routes`](crate::Routes) they go to the handler of
+    /// `<topic>`. The topics must exist. Default: not.
+    pub fn redrive_topics(mut self) -> Self {
+        self.redrive_topics = true;
+        self
+    }
+
     /// How often what has finished is committed. Default one second: what a crash makes come again is at most what
     /// finished in that time. Nothing is sent while nothing has changed.
     pub fn commit_interval(mut self, interval: Duration) -> Self {
@@ -409,6 +430,13 @@ impl Builder {
             });
         }
         let mut topics = self.topics;
+        if self.redrive_topics {
+            let own: Vec<_> = topics
+                .iter()
+                .map(|topic| redrive_topic(topic, &group))
+                .collect();
+            topics.extend(own);
+        }
         topics.sort_unstable();
         // librdkafka refuses a subscription that names a topic twice.
         topics.dedup();
@@ -471,6 +499,7 @@ impl Builder {
             handler_timeout: self.handler_timeout,
             classifier: self.classifier,
             filter: self.filter,
+            redriven_for_others: self.redriven_for_others,
             stuck_after: self.stuck_after,
             stuck_limit: self.stuck_limit,
             max_prefetch_bytes,

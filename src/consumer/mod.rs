@@ -21,7 +21,7 @@ pub use self::{
     handle::ConsumerHandle,
     routes::Routes,
     run::Run,
-    settings::{Exhausted, OutOfRange, StartPolicy},
+    settings::{Exhausted, OutOfRange, RedrivenForOthers, StartPolicy},
     status::{
         BreakerStatus, Lag, OwnershipState, PartitionReport, PartitionStatus, Report,
         RunningRecord, StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
@@ -120,7 +120,8 @@ impl ReliableConsumer {
 
     /// Handles each topic with its own handler.
     pub fn run_routes(self, routes: Routes) -> Run {
-        self.start(routes.into_lookup())
+        let group = Arc::clone(&self.settings.group);
+        self.start(routes.into_lookup(group))
     }
 
     fn start(self, lookup: crate::kafka::Lookup) -> Run {

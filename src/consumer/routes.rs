@@ -6,6 +6,7 @@ use crate::{
     ByType, Decoder, Handler, Payload,
     execute::{Drive, Driver},
     kafka::Lookup,
+    redrive::redriven_from,
 };
 
 /// Which handler is for which topic.
@@ -64,10 +65,12 @@ impl Routes {
         self
     }
 
-    pub(super) fn into_lookup(self) -> Lookup {
+    pub(super) fn into_lookup(self, group: Arc<str>) -> Lookup {
         Box::new(move |topic| {
+            let sent_back = || self.by_topic.get(redriven_from(topic, &group)?);
             self.by_topic
                 .get(topic)
+                .or_else(sent_back)
                 .or(self.otherwise.as_ref())
                 .cloned()
         })

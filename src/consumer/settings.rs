@@ -132,6 +132,28 @@ pub enum Exhausted {
     Skip,
 }
 
+/// What becomes of a record that was sent back to its topic from a dead-letter topic for another group, as its header
+/// [`redriveGroup`](crate::header_names::REDRIVE_GROUP) tells.
+///
+/// ```
+/// use reliable_consumer::{RedrivenForOthers, ReliableConsumer};
+///
+/// // An archive of all that was ever in the topic.
+/// let builder = ReliableConsumer::builder().redriven_for_others(RedrivenForOthers::Handle);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum RedrivenForOthers {
+    /// It is finished without being handled, and counted in
+    /// [`Report::redriven_for_others`](crate::Report::redriven_for_others): this group had it when it was there first.
+    /// The default.
+    #[default]
+    Skip,
+    /// It is handled like any other. For one that goes by another name since its records were dead-lettered, or that
+    /// wants to see every trip.
+    Handle,
+}
+
 /// What the pump needs to know.
 pub(crate) struct Settings {
     pub(crate) group: Arc<str>,
@@ -142,6 +164,7 @@ pub(crate) struct Settings {
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
     pub(crate) filter: Option<Filter>,
+    pub(crate) redriven_for_others: RedrivenForOthers,
     pub(crate) stuck_after: Duration,
     pub(crate) stuck_limit: Option<Duration>,
     pub(crate) max_prefetch_bytes: usize,

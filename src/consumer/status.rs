@@ -224,6 +224,9 @@ pub struct Report {
     pub handled: u64,
     /// Records that a filter, handler or classifier skipped on purpose.
     pub skipped: u64,
+    /// Records that were sent back from a dead-letter topic for another group, and passed over: see
+    /// [`RedrivenForOthers`](crate::RedrivenForOthers).
+    pub redriven_for_others: u64,
     /// Records whose dead letter was acknowledged.
     pub dead_lettered: u64,
     /// Records given up without a dead letter, under [`Exhausted::Skip`](crate::Exhausted::Skip).

@@ -221,8 +221,12 @@ impl Dialect {
 
     /// Names of headers from an earlier trip that tell nothing of this one, and that would add up.
     pub(super) fn replaces(self, name: &[u8]) -> bool {
-        let replaced = self.replaced();
-        replaced.iter().any(|replaced| replaced.as_bytes() == name)
+        let of_the_trip: &[&str] = match self {
+            Self::Own => &own::OF_THE_TRIP,
+            _ => &[],
+        };
+        let mut replaced = self.replaced().iter().chain(of_the_trip);
+        replaced.any(|replaced| replaced.as_bytes() == name)
     }
 
     /// All that it sets on a dead letter, or might set.

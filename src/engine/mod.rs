@@ -139,6 +139,8 @@ pub(crate) enum Outcome {
     Handled,
     /// The handler, a filter or a classifier said that there is nothing to do.
     Skipped,
+    /// It was sent back from a dead-letter topic for another group.
+    ForOthers,
     /// Its dead letter was acknowledged by the broker.
     DeadLettered,
     /// It was given up without a dead letter, as the user chose.

@@ -34,6 +34,7 @@ pub struct Counts {
     pub already_finished: u64,
     pub handled: u64,
     pub skipped: u64,
+    pub for_others: u64,
     pub dead_lettered: u64,
     pub dropped: u64,
     /// Failed attempts after which the record was scheduled again.
@@ -49,6 +50,7 @@ impl std::ops::AddAssign for Counts {
         self.already_finished += other.already_finished;
         self.handled += other.handled;
         self.skipped += other.skipped;
+        self.for_others += other.for_others;
         self.dead_lettered += other.dead_lettered;
         self.dropped += other.dropped;
         self.retried += other.retried;
@@ -404,6 +406,7 @@ impl<R> Partition<R> {
         match outcome {
             Outcome::Handled => self.counts.handled += 1,
             Outcome::Skipped => self.counts.skipped += 1,
+            Outcome::ForOthers => self.counts.for_others += 1,
             Outcome::DeadLettered => self.counts.dead_lettered += 1,
             Outcome::Dropped => self.counts.dropped += 1,
         }

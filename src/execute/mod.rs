@@ -171,6 +171,8 @@ pub(crate) struct Context {
     pub(crate) retry: Arc<Retry>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
     pub(crate) filter: Option<Filter>,
+    /// The group, if it passes over records that were sent back for others.
+    pub(crate) own_redrives_of: Option<Arc<str>>,
 }
 
 /// Tasks of handlers that were pending. They are aborted when this is dropped.

@@ -15,6 +15,7 @@ use crate::{
     dead_letter::FailureKind,
     engine::{AfterFailure, Failed, Job, Outcome, Ownership},
     handler::{Disposition, Handler, HandlerError},
+    header_names,
     message::Message,
     payload::{DecodeError, Decoder},
     record::Record,
@@ -24,6 +25,7 @@ use crate::{
 pub(super) enum Attempted {
     Handled,
     Filtered,
+    ForOthers,
     Failed(HandlerError),
     Undecodable(DecodeError),
     Panicked(String),
@@ -47,6 +49,11 @@ where
     H: Handler<P>,
     D: Decoder<P>,
 {
+    if let Some(group) = &origin.0.context.own_redrives_of
+        && is_for_another(group, &record)
+    {
+        return Attempted::ForOthers;
+    }
     if let Some(filter) = &origin.0.context.filter
         && !filter(&record)
     {
@@ -61,6 +68,12 @@ where
         Ok(()) => Attempted::Handled,
         Err(error) => Attempted::Failed(error),
     }
+}
+
+/// Whether it was sent back from a dead-letter topic for some other group. A name that is not UTF-8 names no group.
+fn is_for_another(group: &str, record: &Record) -> bool {
+    let named = record.headers().get_str(header_names::REDRIVE_GROUP);
+    named.is_some_and(|named| named != group)
 }
 
 /// A place for one future at a time, so that ready handlers share one allocation.
@@ -119,6 +132,7 @@ pub(super) fn judge(
     let (kind, then, message, topic) = match attempted {
         Attempted::Handled => return done(Outcome::Handled),
         Attempted::Filtered => return done(Outcome::Skipped),
+        Attempted::ForOthers => return done(Outcome::ForOthers),
         Attempted::Panicked(message) => {
             (FailureKind::Panic, AfterFailure::Retry(None), message, None)
         }

@@ -60,7 +60,7 @@ where
     }
 }
 
-pub(super) fn generate_token(
+pub(crate) fn generate_token(
     provider: Option<&Arc<dyn OAuthTokenProvider>>,
 ) -> Result<ClientToken, Box<dyn Error>> {
     let provider = provider

@@ -180,6 +180,7 @@ impl Pump {
             already_finished,
             handled,
             skipped,
+            for_others,
             dead_lettered,
             dropped,
             retried,
@@ -191,6 +192,7 @@ impl Pump {
         report.already_finished += already_finished;
         report.handled += handled;
         report.skipped += skipped;
+        report.redriven_for_others += for_others;
         report.dead_lettered += dead_lettered;
         report.dropped += dropped;
         report.retried += retried;

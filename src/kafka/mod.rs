@@ -21,9 +21,11 @@ mod properties;
 mod pump;
 mod status;
 mod surprises;
+mod survey;
 mod topics;
 mod watch;
 
+pub(crate) use self::client::generate_token;
 #[cfg(feature = "cli")]
 pub use self::{
     administer::{Administrator, Planned},
@@ -35,9 +37,10 @@ pub use self::{
 };
 pub(crate) use self::{
     log::Throttle,
-    producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader},
+    producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, TokenSource},
     properties::{Properties, consumer_config, producer_config},
     pump::{Control, Controls, Lookup, Selection, Start, control_channel, start},
+    survey::{Finished, Survey, SurveyError, TopicLimits},
 };
 
 type BaseConsumer = rdkafka::consumer::BaseConsumer<client::Shell>;

@@ -268,6 +268,11 @@ impl ProduceErrorKind {
 }
 
 impl ProduceError {
+    /// The broker takes records with other timestamps only.
+    pub(crate) fn refuses_timestamp(&self) -> bool {
+        self.code == Code::InvalidTimestamp
+    }
+
     pub(crate) fn kind(&self) -> ProduceErrorKind {
         use ProduceErrorKind as Kind;
         match self.code {

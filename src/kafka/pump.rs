@@ -36,7 +36,9 @@ use super::{
     watch::{Change, Watch},
 };
 use crate::{
-    consumer::{Event, Report as RunReport, RunError, RunErrorKind, Settings, Status},
+    consumer::{
+        Event, RedrivenForOthers, Report as RunReport, RunError, RunErrorKind, Settings, Status,
+    },
     dead_letter::Publisher,
     engine::{Config, Engine, FinishedAbove, Identity, Outcome, Ownership},
     execute::{
@@ -558,6 +560,10 @@ impl Pump {
             retry: Arc::clone(retry),
             classifier: settings.classifier.clone(),
             filter: settings.filter.clone(),
+            own_redrives_of: match settings.redriven_for_others {
+                RedrivenForOthers::Skip => Some(Arc::clone(&settings.group)),
+                RedrivenForOthers::Handle => None,
+            },
         });
         let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
         let executors = (0..count)

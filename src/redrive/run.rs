@@ -1,0 +1,475 @@
+//! A redriver at work: the handler of its consumer, the end of a run that has one, and a run that only looks.
+
+use std::{
+    future::{Future, IntoFuture},
+    ops::Range,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::task::spawn_blocking;
+
+use super::{
+    Action, ParkReason, Plan, RedriveReport, Redriver,
+    outbox::{Obstacle, Outbox},
+    report::Ledger,
+    rules::{Return, Verdict},
+};
+use crate::{
+    Handler, HandlerResult, Message, RunError,
+    handler::{HandlerError, postpone},
+    kafka::{AckedProducer, Finished, Survey, SurveyError, generate_token},
+    record::Record,
+};
+
+/// How soon a letter is tried again that was not taken.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Letters that come while a run that ends is under way are for the next one.
+const NOT_IN_THIS_RUN: Duration = Duration::from_secs(24 * 3600);
+/// How often such a run looks whether it is through.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Why a redriver ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedriveError {
+    /// The brokers did not tell what has to be known before a run begins, or the topic could not be read.
+    #[error(
+        "{reason}; check the name of the topic, and run it again once the brokers are reachable"
+    )]
+    #[non_exhaustive]
+    Brokers {
+        /// What was asked, and what came of it.
+        reason: String,
+    },
+    /// librdkafka did not create a client.
+    #[error("a client could not be created: {reason}")]
+    #[non_exhaustive]
+    Client {
+        /// librdkafka's own words.
+        reason: String,
+    },
+    /// The consumer of the dead-letter topic ended. What was done up to then is committed as far as the brokers let us.
+    #[error("{source}")]
+    #[non_exhaustive]
+    Consumer {
+        /// Why.
+        source: RunError,
+        /// What had been done by then.
+        report: Box<RedriveReport>,
+    },
+}
+
+impl From<SurveyError> for RedriveError {
+    fn from(error: SurveyError) -> Self {
+        Self::Brokers {
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// A redriver, ready to be awaited. Dropping the future stops it at once: what is finished is committed in the background.
+#[must_use = "a run does nothing until it is awaited"]
+pub struct RedriveRun {
+    redriver: Redriver,
+    shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl RedriveRun {
+    pub(super) fn new(redriver: Redriver) -> Self {
+        Self {
+            redriver,
+            shutdown: None,
+        }
+    }
+
+    /// Ends the run in order when `signal` completes, with whatever output.
+    pub fn with_graceful_shutdown<F>(mut self, signal: F) -> Self
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.shutdown = Some(Box::pin(async move {
+            signal.await;
+        }));
+        self
+    }
+
+    async fn live(self) -> Result<RedriveReport, RedriveError> {
+        let Redriver {
+            plan,
+            consumer,
+            handle,
+        } = self.redriver;
+        let ledger = Arc::clone(&handle.ledger);
+        let survey = survey(&plan, &plan.group).await?;
+        let snapshot = match plan.once {
+            true => Some(Snapshot::take(&plan, &survey).await?),
+            false => None,
+        };
+        if let Some(snapshot) = &snapshot {
+            ledger.open().total = Some(snapshot.total);
+            if snapshot.is_through(&snapshot.finished) {
+                return Ok(RedriveReport::default());
+            }
+        }
+        let through = Arc::new(AtomicBool::new(false));
+        let end = {
+            let (survey, through) = (Arc::clone(&survey), Arc::clone(&through));
+            let (plan, snapshot) = (Arc::clone(&plan), snapshot.clone());
+            async move {
+                let Some(snapshot) = snapshot else {
+                    return std::future::pending().await;
+                };
+                snapshot.wait_until_through(&plan, &survey).await;
+                through.store(true, Ordering::Relaxed);
+            }
+        };
+        let shutdown = self.shutdown;
+        let signal = async move {
+            match shutdown {
+                Some(shutdown) => tokio::select! {
+                    () = shutdown => {}
+                    () = end => {}
+                },
+                None => end.await,
+            }
+        };
+        let courier = Courier {
+            outbox: Outbox::new(producer(&plan)?, survey, plan.placement),
+            plan,
+            ledger: Arc::clone(&ledger),
+            snapshot,
+        };
+        let ended = consumer.run(courier).with_graceful_shutdown(signal).await;
+        let mut entries = ledger.open();
+        let waiting = |report: &crate::Report| {
+            let unfinished = report.unstarted + report.abandoned;
+            match through.load(Ordering::Relaxed) {
+                true => 0,
+                false => unfinished.saturating_sub(entries.later),
+            }
+        };
+        let waiting = match &ended {
+            Ok(report) => waiting(report),
+            Err(error) => waiting(error.report()),
+        };
+        entries.report.waiting = waiting;
+        let report = entries.report.clone();
+        match ended {
+            Ok(_) => Ok(report),
+            Err(source) => Err(RedriveError::Consumer {
+                source,
+                report: Box::new(report),
+            }),
+        }
+    }
+}
+
+impl IntoFuture for RedriveRun {
+    type Output = Result<RedriveReport, RedriveError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.live())
+    }
+}
+
+impl std::fmt::Debug for RedriveRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.redriver.fmt(f)
+    }
+}
+
+/// The dead-letter topic as a run that ends has found it.
+#[derive(Clone)]
+struct Snapshot {
+    spans: Vec<Range<i64>>,
+    /// What this run's own group was done with by then.
+    finished: Vec<Finished>,
+    /// What the redriver without a filter was done with, if this one has a filter.
+    before: Vec<Finished>,
+    /// Letters to deal with, by their offsets.
+    total: u64,
+}
+
+impl Snapshot {
+    async fn take(plan: &Arc<Plan>, own: &Arc<Survey>) -> Result<Self, SurveyError> {
+        let source = plan.rules.source.clone();
+        let spans = ask(own, move |survey| survey.bounds(&source)).await?;
+        let partitions = spans.len();
+        let finished = finished(plan, own, partitions).await?;
+        let before = match &plan.unfiltered_group {
+            Some(group) => {
+                let others = survey(plan, group).await?;
+                self::finished(plan, &others, partitions).await?
+            }
+            None => Vec::new(),
+        };
+        let total = spans.iter().zip(&finished).map(|(span, finished)| {
+            let from = finished.committed.unwrap_or(span.start).max(span.start);
+            u64::try_from(span.end - from).unwrap_or(0)
+        });
+        let total = total.sum();
+        Ok(Self {
+            spans,
+            finished,
+            before,
+            total,
+        })
+    }
+
+    fn covers(&self, letter: &Record) -> bool {
+        let span = usize::try_from(letter.partition())
+            .ok()
+            .and_then(|partition| self.spans.get(partition));
+        span.is_some_and(|span| letter.offset() < span.end)
+    }
+
+    fn was_done_before(&self, letter: &Record) -> bool {
+        let finished = usize::try_from(letter.partition())
+            .ok()
+            .and_then(|partition| self.before.get(partition));
+        finished.is_some_and(|finished| finished.contains(letter.offset()))
+    }
+
+    fn is_through(&self, finished: &[Finished]) -> bool {
+        self.spans.iter().zip(finished).all(|(span, finished)| {
+            let reached = |committed| committed >= span.end;
+            span.is_empty() || finished.committed.is_some_and(reached)
+        })
+    }
+
+    /// Goes by what the group has committed: other processes may have their part of the partitions.
+    async fn wait_until_through(&self, plan: &Arc<Plan>, own: &Arc<Survey>) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            match finished(plan, own, self.spans.len()).await {
+                Ok(finished) if self.is_through(&finished) => return,
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, "cannot see yet whether the run is through"),
+            }
+        }
+    }
+}
+
+async fn ask<T: Send + 'static>(
+    survey: &Arc<Survey>,
+    question: impl FnOnce(&Survey) -> Result<T, SurveyError> + Send + 'static,
+) -> Result<T, SurveyError> {
+    let survey = Arc::clone(survey);
+    unpanicked(spawn_blocking(move || question(&survey)).await)
+}
+
+async fn survey(plan: &Arc<Plan>, group: &str) -> Result<Arc<Survey>, SurveyError> {
+    let (plan, group) = (Arc::clone(plan), group.to_owned());
+    let made = spawn_blocking(move || {
+        let oauth = plan.oauth.clone();
+        Survey::new(&plan.consumer, &plan.producer, &group, oauth).map(Arc::new)
+    });
+    unpanicked(made.await)
+}
+
+fn unpanicked<T>(joined: Result<T, tokio::task::JoinError>) -> T {
+    joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+async fn finished(
+    plan: &Arc<Plan>,
+    survey: &Arc<Survey>,
+    partitions: usize,
+) -> Result<Vec<Finished>, SurveyError> {
+    let source = plan.rules.source.clone();
+    ask(survey, move |survey| survey.finished(&source, partitions)).await
+}
+
+fn producer(plan: &Plan) -> Result<AckedProducer, RedriveError> {
+    let tokens = plan.oauth.clone().map(|provider| {
+        let tokens = move |_: Option<&str>| generate_token(Some(&provider));
+        Arc::new(tokens) as crate::kafka::TokenSource
+    });
+    AckedProducer::new(plan.producer.clone(), tokens).map_err(|error| RedriveError::Client {
+        reason: error.to_string(),
+    })
+}
+
+/// Unix milliseconds.
+fn now() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The handler of dead letters.
+struct Courier {
+    plan: Arc<Plan>,
+    outbox: Outbox,
+    ledger: Arc<Ledger>,
+    snapshot: Option<Snapshot>,
+}
+
+impl Handler<Record> for Courier {
+    async fn handle(&self, message: &Message<Record>) -> HandlerResult {
+        let letter = message.record();
+        if let Some(snapshot) = &self.snapshot {
+            if !snapshot.covers(letter) {
+                self.ledger.open().later += 1;
+                return Err(postpone(
+                    NOT_IN_THIS_RUN,
+                    "it came after this run had begun",
+                ));
+            }
+            if !self.plan.filter.matches(letter) {
+                self.ledger.open().report.filtered += 1;
+                return Ok(());
+            }
+            if snapshot.was_done_before(letter) {
+                self.ledger.open().report.done_before += 1;
+                return Ok(());
+            }
+        }
+        match self.plan.rules.judge(letter, now()) {
+            Verdict::Wait(wait) => Err(postpone(wait, "its time has not come")),
+            Verdict::Park(reason) => self.park(message, reason, "").await,
+            Verdict::SendBack(back) => self.send_back(message, back).await,
+        }
+    }
+}
+
+impl Courier {
+    async fn send_back(&self, message: &Message<Record>, back: Return<'_>) -> HandlerResult {
+        self.wait_for_my_turn(message).await?;
+        let letter = message.record();
+        match self.outbox.send_back(letter, &back, now()).await {
+            Ok(()) => {
+                tracing::debug!(
+                    dead_letter_topic = letter.topic(),
+                    partition = letter.partition(),
+                    offset = letter.offset(),
+                    topic = back.topic,
+                    retry_count = back.retry_count,
+                    "sent back"
+                );
+                self.ledger.open().redriven(back.topic);
+                Ok(())
+            }
+            Err(Obstacle::ForGood(reason, error)) => self.park(message, reason, &error).await,
+            Err(Obstacle::ForNow(error)) => Err(self.stalled(&back.topic, error)),
+        }
+    }
+
+    async fn park(
+        &self,
+        message: &Message<Record>,
+        reason: ParkReason,
+        error: &str,
+    ) -> HandlerResult {
+        let letter = message.record();
+        let (partition, offset) = (letter.partition(), letter.offset());
+        let rules = &self.plan.rules;
+        if rules.action == Action::Unpark {
+            tracing::info!(
+                parking_lot = letter.topic(),
+                partition,
+                offset,
+                reason = reason.as_str(),
+                error,
+                "cannot be sent back; it stays parked"
+            );
+            self.ledger.open().left(reason);
+            return Ok(());
+        }
+        let parked = self.outbox.park(letter, &rules.parking_lot, reason).await;
+        if let Err(Obstacle::ForNow(error) | Obstacle::ForGood(_, error)) = parked {
+            return Err(self.stalled(&rules.parking_lot, error));
+        }
+        tracing::info!(
+            dead_letter_topic = letter.topic(),
+            partition,
+            offset,
+            parking_lot = rules.parking_lot,
+            reason = reason.as_str(),
+            error,
+            "parked"
+        );
+        self.ledger.open().parked(reason, &rules.parking_lot);
+        Ok(())
+    }
+
+    fn stalled(&self, topic: &str, error: String) -> HandlerError {
+        self.ledger.open().stalled(topic, &error);
+        postpone(AGAIN, error)
+    }
+
+    async fn wait_for_my_turn(&self, message: &Message<Record>) -> HandlerResult {
+        let Some(pace) = &self.plan.pace else {
+            return Ok(());
+        };
+        let turn = pace.reserve(Instant::now());
+        tokio::select! {
+            () = tokio::time::sleep_until(turn.into()) => Ok(()),
+            () = message.cancelled() => Err(postpone(Duration::ZERO, "stopped before its turn came")),
+        }
+    }
+}
+
+/// See [`Redriver::dry_run`].
+pub(super) async fn dry(redriver: Redriver) -> Result<RedriveReport, RedriveError> {
+    let Redriver { plan, handle, .. } = redriver;
+    let ledger = Arc::clone(&handle.ledger);
+    let survey = survey(&plan, &plan.group).await?;
+    let snapshot = Snapshot::take(&plan, &survey).await?;
+    ledger.open().total = Some(snapshot.total);
+    let stop = Stop::default();
+    let stopped = Arc::clone(&stop.0);
+    let looked = {
+        let ledger = Arc::clone(&ledger);
+        ask(&survey, move |survey| {
+            let spans: Vec<_> = snapshot
+                .spans
+                .iter()
+                .zip(&snapshot.finished)
+                .map(|(span, done)| done.committed.unwrap_or(0).max(span.start)..span.end)
+                .collect();
+            survey.read(&plan.rules.source, &spans, |letter| {
+                let done = &snapshot.finished[letter.partition() as usize];
+                if !done.contains(letter.offset()) {
+                    look_at(&plan, &snapshot, &ledger, &letter);
+                }
+                !stopped.load(Ordering::Relaxed)
+            })
+        })
+    };
+    looked.await?;
+    Ok(handle.report())
+}
+
+fn look_at(plan: &Plan, snapshot: &Snapshot, ledger: &Ledger, letter: &Record) {
+    let mut entries = ledger.open();
+    if !plan.filter.matches(letter) {
+        entries.report.filtered += 1;
+    } else if snapshot.was_done_before(letter) {
+        entries.report.done_before += 1;
+    } else {
+        match plan.rules.judge(letter, now()) {
+            Verdict::Wait(_) => entries.report.waiting += 1,
+            Verdict::Park(reason) if plan.rules.action == Action::Unpark => entries.left(reason),
+            Verdict::Park(reason) => entries.parked(reason, &plan.rules.parking_lot),
+            Verdict::SendBack(back) => entries.redriven(back.topic),
+        }
+    }
+}
+
+/// Whoever drops the future wants the reading to end.
+#[derive(Default)]
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
