@@ -133,7 +133,9 @@ pub enum Exhausted {
 }
 
 /// What becomes of a record that was sent back to its topic from a dead-letter topic for another group, as its header
-/// [`redriveGroup`](crate::header_names::REDRIVE_GROUP) tells.
+/// [`redriveGroup`](crate::header_names::REDRIVE_GROUP) tells. The header counts only in the topic that
+/// [`originalTopic`](crate::header_names::ORIGINAL_TOPIC) names, and in [redrive topics](crate::Builder::redrive_topics)
+/// of it: a service that copies headers to what it produces elsewhere makes nobody pass that over.
 ///
 /// ```
 /// use reliable_consumer::{RedrivenForOthers, ReliableConsumer};

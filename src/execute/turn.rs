@@ -19,6 +19,7 @@ use crate::{
     message::Message,
     payload::{DecodeError, Decoder},
     record::Record,
+    redrive::redriven_from,
 };
 
 /// What came of one call.
@@ -71,9 +72,18 @@ where
 }
 
 /// Whether it was sent back from a dead-letter topic for some other group. A name that is not UTF-8 names no group.
+///
+/// Services copy headers to what they produce: in a topic where the record was never sent back to, the name means nothing.
 fn is_for_another(group: &str, record: &Record) -> bool {
-    let named = record.headers().get_str(header_names::REDRIVE_GROUP);
-    named.is_some_and(|named| named != group)
+    let headers = record.headers();
+    let Some(named) = headers.get_str(header_names::REDRIVE_GROUP) else {
+        return false;
+    };
+    let came_back = |origin: &str| {
+        origin == record.topic() || redriven_from(record.topic(), named) == Some(origin)
+    };
+    let origin = headers.get_str(header_names::ORIGINAL_TOPIC);
+    named != group && origin.is_some_and(came_back)
 }
 
 /// A place for one future at a time, so that ready handlers share one allocation.

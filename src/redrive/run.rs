@@ -159,6 +159,13 @@ impl RedriveRun {
         };
         entries.report.waiting = waiting;
         let report = entries.report.clone();
+        drop(entries);
+        tracing::info!(
+            redriven = report.redriven_total(),
+            parked = report.parked_total(),
+            waiting,
+            "the redriver has ended"
+        );
         match ended {
             Ok(_) => Ok(report),
             Err(source) => Err(RedriveError::Consumer {
