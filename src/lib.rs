@@ -94,7 +94,7 @@
 //! A record whose attempts are used up, whose error is permanent, or which cannot be decoded, goes to the dead-letter
 //! topic ([`DeadLetter`]), with headers that say where it was and why it failed ([`header_names`]). Without such a topic
 //! [`Exhausted`] decides: end the run, or log and pass over. [`Story`] reads dead letters, of this library and of others
-//! ([`Dialect`]).
+//! ([`Dialect`]). A [`Redriver`] sends them back, later each time, and parks those that have been back often enough.
 //!
 //! # Watching and stopping
 //!

@@ -3,16 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicI64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::{Mutex, RwLock},
-    task::spawn_blocking,
-};
+use tokio::{sync::RwLock, task::spawn_blocking};
 
 use super::{ParkReason, Placement, rules::Return};
 use crate::{
@@ -41,6 +38,8 @@ pub(super) struct Outbox {
     survey: Arc<Survey>,
     placement: Placement,
     topics: Mutex<HashMap<String, Arc<Topic>>>,
+    /// Held while the brokers are asked about a topic: one asks, the others wait for the same answer.
+    asking: tokio::sync::Mutex<()>,
     /// Held by every send until it is answered. A broker refuses a whole batch for one record of it, so whoever was
     /// refused goes alone, holding it exclusively, and learns whether it was itself the cause.
     company: RwLock<()>,
@@ -61,6 +60,7 @@ impl Outbox {
             survey,
             placement,
             topics: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
             company: RwLock::default(),
         }
     }
@@ -171,11 +171,14 @@ impl Outbox {
     }
 
     async fn topic(&self, name: &str, anew: bool) -> Result<Arc<Topic>, Obstacle> {
-        // Held while the brokers are asked: one asks, the others wait for the same answer.
-        let mut topics = self.topics.lock().await;
-        let known = topics.get(name);
-        let fresh = known.filter(|topic| topic.asked.elapsed() < FRESH && !anew);
-        if let Some(topic) = fresh {
+        let since = Instant::now();
+        let is_fresh = |topic: &Topic| topic.asked.elapsed() < FRESH && !anew;
+        if let Some(topic) = self.known(name).filter(|topic| is_fresh(topic)) {
+            return Ok(topic);
+        }
+        let _asking = self.asking.lock().await;
+        let known = self.known(name);
+        if let Some(topic) = known.as_ref().filter(|topic| topic.asked > since) {
             return Ok(Arc::clone(topic));
         }
         let (survey, asked) = (Arc::clone(&self.survey), name.to_owned());
@@ -188,6 +191,7 @@ impl Outbox {
             return Err(Obstacle::ForGood(ParkReason::UnknownTopic, message));
         }
         let bound = |of: fn(&Topic) -> &AtomicI64, none| {
+            let known = known.as_ref();
             AtomicI64::new(known.map_or(none, |topic| of(topic).load(Ordering::Relaxed)))
         };
         let topic = Arc::new(Topic {
@@ -196,8 +200,14 @@ impl Outbox {
             too_old: bound(|topic| &topic.too_old, i64::MIN),
             too_new: bound(|topic| &topic.too_new, i64::MAX),
         });
+        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
         topics.insert(name.to_owned(), Arc::clone(&topic));
         Ok(topic)
+    }
+
+    fn known(&self, name: &str) -> Option<Arc<Topic>> {
+        let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        topics.get(name).cloned()
     }
 }
 
