@@ -106,6 +106,12 @@ fn letter_from(topic: &str, value: &str) -> Record {
         .header(names::FAILED_AT, now().to_string())
 }
 
+fn admin(cluster: &Cluster) -> AdminClient<DefaultClientContext> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", cluster.brokers());
+    config.create().unwrap()
+}
+
 /// A redriver at work.
 struct Redriving {
     handle: RedriveHandle,
@@ -473,10 +479,7 @@ async fn a_record_goes_to_the_partition_of_its_key_also_when_partitions_were_add
     world.redrive_once(world.redriver()).await;
     assert_eq!(places()[1], first, "nothing has changed");
 
-    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
-        .set("bootstrap.servers", world.cluster.brokers())
-        .create()
-        .unwrap();
+    let admin = admin(&world.cluster);
     let more = NewPartitions::new(&world.topic, 5);
     let made = admin.create_partitions([&more], &AdminOptions::new()).await;
     made.unwrap().remove(0).unwrap();
@@ -779,6 +782,22 @@ async fn a_record_keeps_its_time_unless_the_topic_would_refuse_or_delete_it() {
     world.redrive_once(world.redriver()).await;
     let ages = ages(&world);
     assert_eq!((ages["old"], ages["recent"]), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ends_leaves_what_comes_later_to_the_next_one() {
+    let Some(cluster) = cluster() else { return };
+    let world = World::new(cluster, 1);
+    let never = async |_: &Message<Text>| -> HandlerResult { Err(permanent("no")) };
+    let running = Running::start(world.consumer(&unique("billing")), never);
+    world.cluster.produce(&world.topic, [Record::value("a")]);
+    for trip in 1..=2 {
+        let fails = || world.cluster.read_all(&world.letters).len() == trip;
+        until("it is dead-lettered", fails).await;
+        let report = world.redrive_once(world.redriver()).await;
+        assert_eq!((report.redriven_total(), report.waiting), (1, 0));
+    }
+    running.stop().await;
 }
 
 // D5

@@ -525,6 +525,14 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_allows_topics_whose_whole_name_it_matches() {
+        let redriver = builder().allow_pattern("refunds|pay.*").build().unwrap();
+        let allows = |topic| redriver.plan.rules.allows(topic);
+        assert!(allows("orders") && allows("refunds") && allows("payments"));
+        assert!(!allows("refunds-eu") && !allows("repay") && !allows("orders-eu"));
+    }
+
+    #[test]
     fn a_run_with_a_filter_has_a_group_of_its_own() {
         let group = |builder: RedriverBuilder| builder.build().unwrap().group_id().to_owned();
         assert_eq!(group(builder()), "orders.dlq.redriver");

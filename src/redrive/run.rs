@@ -349,7 +349,7 @@ impl Handler<Record> for Courier {
 
 impl Courier {
     async fn send_back(&self, message: &Message<Record>, back: Return<'_>) -> HandlerResult {
-        self.wait_for_my_turn(message).await?;
+        self.wait_for_my_turn().await;
         let letter = message.record();
         match self.outbox.send_back(letter, &back, now()).await {
             Ok(()) => {
@@ -412,14 +412,11 @@ impl Courier {
         postpone(AGAIN, error)
     }
 
-    async fn wait_for_my_turn(&self, message: &Message<Record>) -> HandlerResult {
-        let Some(pace) = &self.plan.pace else {
-            return Ok(());
-        };
-        let turn = pace.reserve(Instant::now());
-        tokio::select! {
-            () = tokio::time::sleep_until(turn.into()) => Ok(()),
-            () = message.cancelled() => Err(postpone(Duration::ZERO, "stopped before its turn came")),
+    /// No longer than a second or so: no more than a second's worth wait at a time.
+    async fn wait_for_my_turn(&self) {
+        if let Some(pace) = &self.plan.pace {
+            let turn = pace.reserve(Instant::now());
+            tokio::time::sleep_until(turn.into()).await;
         }
     }
 }
@@ -478,5 +475,109 @@ struct Stop(Arc<AtomicBool>);
 impl Drop for Stop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::{
+        mocking::MockCluster,
+        producer::DefaultProducerContext,
+        types::{RDKafkaApiKey, RDKafkaRespErr},
+    };
+
+    use super::*;
+    use crate::{Disposition, MessageBuilder, header_names as names};
+
+    struct World {
+        cluster: MockCluster<'static, DefaultProducerContext>,
+        courier: Courier,
+    }
+
+    impl World {
+        async fn new() -> Self {
+            let cluster = MockCluster::new(1).unwrap();
+            for topic in ["orders", "orders.dlq", "orders.dlq.parked"] {
+                cluster.create_topic(topic, 1, 1).unwrap();
+            }
+            let redriver = Redriver::builder()
+                .bootstrap_servers(cluster.bootstrap_servers())
+                .property("reconnect.backoff.max.ms", "200")
+                .dead_letter_topic("orders.dlq")
+                .allow("orders");
+            let Redriver { plan, .. } = redriver.build().unwrap();
+            let survey = survey(&plan, &plan.group).await.unwrap();
+            let outbox = Outbox::new(producer(&plan).unwrap(), survey, plan.placement);
+            let courier = Courier {
+                plan,
+                outbox,
+                ledger: Arc::default(),
+                snapshot: None,
+            };
+            Self { cluster, courier }
+        }
+
+        fn counts(&self) -> (u64, u64) {
+            let report = &self.courier.ledger.open().report;
+            (report.redriven_total(), report.parked_total())
+        }
+    }
+
+    fn letter(trips: &str) -> MessageBuilder {
+        Message::builder()
+            .topic("orders.dlq")
+            .header(names::ORIGINAL_TOPIC, "orders")
+            .header(names::ORIGINAL_PARTITION, "0")
+            .header(names::ORIGINAL_OFFSET, "1")
+            .header(names::ORIGINAL_TIMESTAMP, "1000")
+            .header(names::RETRY_COUNT, trips)
+    }
+
+    // D7
+    #[tokio::test]
+    async fn a_letter_is_finished_when_its_record_is_acknowledged_and_not_before() {
+        let world = World::new().await;
+        for (trips, counts) in [("0", [(1, 0), (2, 0)]), ("5", [(2, 1), (2, 2)])] {
+            let letter = letter(trips);
+            let message = letter.clone().payload(letter.record());
+            world.courier.handle(&message).await.unwrap();
+            assert_eq!(world.counts(), counts[0]);
+            world.cluster.broker_down(1).unwrap();
+            let mut handling = std::pin::pin!(world.courier.handle(&message));
+            let early = tokio::time::timeout(Duration::from_secs(1), &mut handling).await;
+            assert!(early.is_err(), "nobody has acknowledged it");
+            assert_eq!(world.counts(), counts[0]);
+            world.cluster.broker_up(1).unwrap();
+            handling.await.unwrap();
+            assert_eq!(world.counts(), counts[1]);
+        }
+    }
+
+    // D5
+    #[tokio::test]
+    async fn a_letter_that_is_refused_for_now_waits_without_a_mark_and_shows() {
+        let world = World::new().await;
+        for (trips, topic) in [("0", "orders"), ("5", "orders.dlq.parked")] {
+            let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+            let letter = letter(trips);
+            let message = letter.clone().payload(letter.record());
+            let before = world.counts();
+            world
+                .cluster
+                .request_errors(RDKafkaApiKey::Produce, &[refusal]);
+            let error = world.courier.handle(&message).await.unwrap_err();
+            assert_eq!(error.disposition(), Disposition::Postpone(AGAIN));
+            assert_eq!(world.counts(), before);
+            let stalled = world.courier.ledger.open().stalled.clone();
+            assert!(stalled[topic].contains("`Write`"), "{stalled:?}");
+            // The client believes it until it hears otherwise.
+            let began = Instant::now();
+            while let Err(error) = world.courier.handle(&message).await {
+                assert!(began.elapsed() < Duration::from_secs(15), "{error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            assert!(world.courier.ledger.open().stalled.is_empty());
+            assert_ne!(world.counts(), before);
+        }
     }
 }
