@@ -1,5 +1,7 @@
 //! Real broker: dead letters on their way back.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod common;
 
 use std::{

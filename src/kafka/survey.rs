@@ -247,8 +247,7 @@ impl Survey {
             assignment
                 .add_partition_offset(topic, partition, Offset::Offset(span.start))
                 .map_err(failed(&subject))?;
-            let topic = topic.into();
-            let source = Arc::new(Source { topic, partition });
+            let source = Arc::new(Source::new(topic, partition));
             unread.push((source, queue, span.end));
         }
         self.client.assign(&assignment).map_err(failed(&subject))?;
