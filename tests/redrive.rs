@@ -359,6 +359,7 @@ async fn a_letter_of_another_system_becomes_the_same_message_on_every_trip() {
     assert_eq!(back.headers[1], (b"null".to_vec(), None));
     assert_eq!(back.header(names::REDRIVE_GROUP), Some("ours"));
     let id = format!("{}/2/42/{time}", world.topic);
+    assert_eq!(back.header(names::MESSAGE_ID), Some(&*id));
 
     let ids = Seen::default();
     let seen = ids.clone();
