@@ -373,7 +373,7 @@ async fn a_letter_of_another_system_becomes_the_same_message_on_every_trip() {
     })
     .await;
     running.stop().await;
-    assert_eq!(ids.all(), [id.clone()]);
+    assert_eq!(ids.all(), std::slice::from_ref(&id));
     let letters = world.cluster.read_all(&world.letters);
     let letter = letters
         .iter()
