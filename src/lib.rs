@@ -45,8 +45,8 @@
 //! record. What has finished above it is noted in the commit's metadata, so that it is not handled again after a restart.
 //!
 //! Delivery is at least once. A finished record comes again only if the process died, the ownership of its partition was
-//! lost, a deadline passed, or the note had to be cut. Handlers whose effects must not be repeated even then make them
-//! idempotent: [`Message::message_id`] is the same every time.
+//! lost, a deadline passed, or the note had to be cut. Effects that must not be repeated even then are the subject of
+//! [`idempotency`]; [`Message::message_id`] is the same every time.
 //!
 //! # Handlers and payloads
 //!
@@ -162,6 +162,8 @@
 //! | `cmake-build`, `dynamic-linking` | how librdkafka is built, or found |
 //! | `cli` | the program `reliable-consumer`, for operators: `cargo install reliable-consumer --features cli` |
 //! | `anyhow` | a classifier sees the concrete error inside an `anyhow::Error` |
+//! | `redis`, `postgres`, `mysql`, `sqlite` | stores that remember which messages are done, and the inbox: [`idempotency`] |
+//! | `test-kit` | `idempotency::contract`, which tests a store of your own |
 //!
 //! [rdkafka]: https://docs.rs/rdkafka
 //! [tokio]: https://docs.rs/tokio
@@ -175,6 +177,7 @@ mod engine;
 mod execute;
 mod handler;
 pub mod header_names;
+pub mod idempotency;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
@@ -226,6 +229,7 @@ pub use engine::RecordState;
 /// Any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-#[cfg(doctest)]
+// Its examples use the inbox.
+#[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -63,7 +63,7 @@ fn own(start: impl FnOnce() -> Cluster) -> Option<Cluster> {
     None
 }
 
-fn is_set(variable: &str) -> bool {
+pub(crate) fn is_set(variable: &str) -> bool {
     env::var(variable).is_ok_and(|value| value == "1")
 }
 
@@ -449,7 +449,7 @@ fn patient() -> AdminOptions {
         .operation_timeout(Some(PATIENCE))
 }
 
-fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));

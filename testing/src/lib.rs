@@ -14,6 +14,7 @@
 
 mod cluster;
 mod records;
+mod service;
 
 use std::{
     process,
@@ -24,6 +25,7 @@ use std::{
 
 pub use cluster::{Cluster, Committed, cluster, own_cluster, secure_cluster};
 pub use records::{Record, StoredRecord};
+pub use service::{Service, ServiceKind, own_service, service};
 
 /// A name that no other test, process or earlier run uses: for topics, groups, clusters.
 pub fn unique(prefix: &str) -> String {

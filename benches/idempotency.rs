@@ -1,0 +1,329 @@
+//! What remembering costs: claim and complete in each store, and a transaction with the inbox, beside the same server's own
+//! speed in the same rounds.
+//!
+//! ```text
+//! cargo bench --bench idempotency --features redis,postgres,mysql,sqlite
+//! cargo bench --bench idempotency --features redis,postgres,mysql,sqlite -- --quick
+//! ```
+//!
+//! The servers are those of `REDIS_URL`, `POSTGRES_URL` and `MYSQL_URL`, or are started from the system's packages, and
+//! sync what they write. A store is compared with as many plain commands over the same connections: `SET` and `SET`,
+//! pipelined alike, or `INSERT` and `UPDATE`. The inbox is compared with the same transaction without it. The two take turns
+//! within a round, and the ratio is the median of those of the rounds.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use reliable_consumer::idempotency::{
+    Claim, Id, MemoryStore, MySqlStore, PostgresStore, RedisStore, SqliteStore, Store, Update,
+    inbox::Inbox,
+};
+use reliable_consumer_testing::{ServiceKind, service, unique};
+use sqlx::{
+    MySqlPool, PgPool, SqlitePool,
+    mysql::MySqlPoolOptions,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+
+/// Connections of each pool: what a service would have.
+const CONNECTIONS: u32 = 32;
+const LEASE: Duration = Duration::from_secs(60);
+const KEEP_FOR: Duration = Duration::from_secs(3_600);
+
+#[derive(Parser)]
+struct Options {
+    /// One short round
+    #[arg(long)]
+    quick: bool,
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Only these: memory, redis, postgres, mariadb, sqlite, inbox-postgres, inbox-mariadb, inbox-sqlite
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// `cargo bench` says so
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One piece of work with an id that is new.
+type Work = Arc<dyn Fn(u64) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+struct Pair {
+    name: &'static str,
+    subject: Work,
+    plain: Work,
+}
+
+#[tokio::main]
+async fn main() {
+    let options = Options::parse();
+    let (rounds, time) = if options.quick {
+        (1, Duration::from_millis(300))
+    } else {
+        (options.rounds, Duration::from_secs(1))
+    };
+    println!(
+        "{:<16}{:>12}{:>14}{:>14}{:>8}   of the rounds",
+        "", "concurrency", "ours/s", "plain/s", "ratio"
+    );
+    for pair in pairs(&options.only).await {
+        for concurrency in [1, 64, 512] {
+            // Connections, caches and scripts.
+            measure(&pair.plain, concurrency, time / 5).await;
+            measure(&pair.subject, concurrency, time / 5).await;
+            let mut measured = Vec::new();
+            for _ in 0..rounds {
+                let plain = measure(&pair.plain, concurrency, time).await;
+                let subject = measure(&pair.subject, concurrency, time).await;
+                measured.push((subject / plain, subject, plain));
+            }
+            measured.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let (ratio, subject, plain) = measured[rounds / 2];
+            println!(
+                "{:<16}{concurrency:>12}{subject:>14.0}{plain:>14.0}{ratio:>8.2}   {:.2} to {:.2}",
+                pair.name,
+                measured[0].0,
+                measured[rounds - 1].0
+            );
+        }
+    }
+}
+
+/// Pieces of work a second, by so many at a time for so long.
+async fn measure(work: &Work, concurrency: usize, time: Duration) -> f64 {
+    // New ids over all measurements.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..concurrency)
+        .map(|_| {
+            let work = work.clone();
+            tokio::spawn(async move {
+                let mut done = 0_u32;
+                while start.elapsed() < time {
+                    work(NEXT.fetch_add(1, Ordering::Relaxed)).await;
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    let mut done = 0.0;
+    for task in tasks {
+        done += f64::from(task.await.expect("the work succeeds"));
+    }
+    done / start.elapsed().as_secs_f64()
+}
+
+fn work<F>(work: impl Fn(u64) -> F + Send + Sync + 'static) -> Work
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    Arc::new(move |n| Box::pin(work(n)))
+}
+
+fn of_store(store: impl Store) -> Work {
+    let store: Arc<dyn Store> = Arc::new(store);
+    let group = unique("bench");
+    work(move |n| {
+        let store = store.clone();
+        let id = Id::new("bench", &group, n.to_string());
+        async move {
+            let claim = store.claim(&id, LEASE).await.expect("the store answers");
+            let Claim::Claimed(token) = claim else {
+                panic!("{id:?} is new, not {claim:?}")
+            };
+            let update = store.complete(&id, &token, KEEP_FOR, None).await;
+            assert_eq!(update.expect("the store answers"), Update::Applied);
+        }
+    })
+}
+
+async fn pairs(only: &[String]) -> Vec<Pair> {
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|it| it == name);
+    let mut pairs = Vec::new();
+    if wanted("memory") {
+        pairs.push(Pair {
+            name: "memory",
+            subject: of_store(MemoryStore::new(100_000)),
+            plain: work(async |_| tokio::task::yield_now().await),
+        });
+    }
+    if wanted("redis")
+        && let Some(service) = service(ServiceKind::Redis)
+    {
+        pairs.push(redis_pair(service.url()).await);
+    }
+    if (wanted("postgres") || wanted("inbox-postgres"))
+        && let Some(service) = service(ServiceKind::Postgres)
+    {
+        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = pool.connect(service.url()).await.expect("it answers");
+        let store = PostgresStore::new(pool.clone());
+        store.create_table().await.expect("tables can be made");
+        let of_it = postgres::pairs(pool, of_store(store)).await;
+        pairs.extend(of_it.into_iter().filter(|it| wanted(it.name)));
+    }
+    if (wanted("mariadb") || wanted("inbox-mariadb"))
+        && let Some(service) = service(ServiceKind::MariaDb)
+    {
+        let pool = MySqlPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = pool.connect(service.url()).await.expect("it answers");
+        let store = MySqlStore::new(pool.clone());
+        store.create_table().await.expect("tables can be made");
+        let of_it = mariadb::pairs(pool, of_store(store)).await;
+        pairs.extend(of_it.into_iter().filter(|it| wanted(it.name)));
+    }
+    if wanted("sqlite") || wanted("inbox-sqlite") {
+        let options = SqliteConnectOptions::new()
+            .filename(std::env::temp_dir().join(unique("bench") + ".sqlite"))
+            .create_if_missing(true)
+            .busy_timeout(LEASE)
+            .journal_mode(SqliteJournalMode::Wal);
+        // One writes at a time: more would only wait for each other in worse ways.
+        let pool = SqlitePoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(LEASE);
+        let pool = pool
+            .connect_with(options)
+            .await
+            .expect("files can be made there");
+        let store = SqliteStore::new(pool.clone());
+        store.create_table().await.expect("tables can be made");
+        let of_it = sqlite::pairs(pool, of_store(store)).await;
+        pairs.extend(of_it.into_iter().filter(|it| wanted(it.name)));
+    }
+    pairs
+}
+
+async fn redis_pair(url: &str) -> Pair {
+    let client = redis::Client::open(url).expect("the url is well-formed");
+    let connection = client.get_connection_manager().await.expect("it answers");
+    Pair {
+        name: "redis",
+        subject: of_store(RedisStore::connect(url).expect("the url is well-formed")),
+        plain: work(move |n| {
+            let mut connection = connection.clone();
+            async move {
+                for value in ["claimed", "done"] {
+                    let mut set = redis::cmd("SET");
+                    set.arg(format!("plain:{n}")).arg(value);
+                    let set: Result<(), _> = set.query_async(&mut connection).await;
+                    set.expect("it answers");
+                }
+            }
+        }),
+    }
+}
+
+macro_rules! sql {
+    ($database:ident, $pool:ty, $store:literal, $inbox:literal, $plain:literal, $insert:literal, $update:literal) => {
+        mod $database {
+            use super::*;
+
+            pub async fn pairs(pool: $pool, store: Work) -> [Pair; 2] {
+                sqlx::query($plain)
+                    .execute(&pool)
+                    .await
+                    .expect("tables can be made");
+                let run = unique("bench");
+                let inbox = Inbox::new(run.clone());
+                inbox.create_table(&pool).await.expect("tables can be made");
+                let (plain, with, without) = (pool.clone(), pool.clone(), pool);
+                let (run_plain, run_with, run_without) = (run.clone(), run.clone(), run);
+                [
+                    Pair {
+                        name: $store,
+                        subject: store,
+                        plain: work(move |n| {
+                            let (pool, id) = (plain.clone(), format!("{run_plain} plain {n}"));
+                            async move {
+                                insert(&pool, &id).await;
+                                let update = sqlx::query($update).bind(&id).execute(&pool).await;
+                                update.expect("it answers");
+                            }
+                        }),
+                    },
+                    Pair {
+                        name: $inbox,
+                        subject: work(move |n| {
+                            let (pool, inbox, id) =
+                                (with.clone(), inbox.clone(), format!("{run_with} with {n}"));
+                            async move {
+                                let mut transaction = pool.begin().await.expect("it answers");
+                                let arrival = inbox
+                                    .begin(&mut transaction, &id)
+                                    .await
+                                    .expect("it answers");
+                                assert!(!arrival.is_repeat(), "{id} is new");
+                                insert(&mut *transaction, &id).await;
+                                transaction.commit().await.expect("it answers");
+                            }
+                        }),
+                        plain: work(move |n| {
+                            let (pool, id) =
+                                (without.clone(), format!("{run_without} without {n}"));
+                            async move {
+                                let mut transaction = pool.begin().await.expect("it answers");
+                                insert(&mut *transaction, &id).await;
+                                transaction.commit().await.expect("it answers");
+                            }
+                        }),
+                    },
+                ]
+            }
+
+            async fn insert<'a>(
+                executor: impl sqlx::Executor<'a, Database = <$pool as Of>::Database>,
+                id: &'a str,
+            ) {
+                let insert = sqlx::query($insert).bind(id).execute(executor).await;
+                insert.expect("it answers");
+            }
+        }
+    };
+}
+
+/// Names the database of a pool.
+trait Of {
+    type Database: sqlx::Database;
+}
+
+impl<DB: sqlx::Database> Of for sqlx::Pool<DB> {
+    type Database = DB;
+}
+
+sql!(
+    postgres,
+    PgPool,
+    "postgres",
+    "inbox-postgres",
+    "CREATE TABLE IF NOT EXISTS plain (id text PRIMARY KEY, cents bigint NOT NULL)",
+    "INSERT INTO plain (id, cents) VALUES ($1, 1)",
+    "UPDATE plain SET cents = 2 WHERE id = $1"
+);
+sql!(
+    mariadb,
+    MySqlPool,
+    "mariadb",
+    "inbox-mariadb",
+    "CREATE TABLE IF NOT EXISTS plain (id VARCHAR(200) PRIMARY KEY, cents BIGINT NOT NULL)",
+    "INSERT INTO plain (id, cents) VALUES (?, 1)",
+    "UPDATE plain SET cents = 2 WHERE id = ?"
+);
+sql!(
+    sqlite,
+    SqlitePool,
+    "sqlite",
+    "inbox-sqlite",
+    "CREATE TABLE IF NOT EXISTS plain (id TEXT PRIMARY KEY, cents INTEGER NOT NULL)",
+    "INSERT INTO plain (id, cents) VALUES (?, 1)",
+    "UPDATE plain SET cents = 2 WHERE id = ?"
+);

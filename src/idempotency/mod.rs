@@ -1,0 +1,147 @@
+//! Making the effect of a message happen once, although the message comes twice.
+//!
+//! Delivery is at least once, and producers, redrives and crashes repeat messages whatever a consumer does. This module
+//! has two answers: a [`Store`] that remembers which messages are in progress and which are done, and, for effects in an
+//! SQL database, an [`inbox`](#the-inbox) that keeps the memory in the same transaction as the effect.
+//!
+//! # What repeats, and when
+//!
+//! | what happened | what comes again | told by its [message id] |
+//! |---|---|---|
+//! | a producer sent twice: a retry of its own without idempotence, a request that was made twice | the message, as another record | if the producer sets the header `messageId`, or by a key or a field that names the thing; not by position |
+//! | a consumer process died | what it had finished since the last commit, and what was in progress | yes |
+//! | a partition was lost while handlers ran, or a deadline passed | what was in progress: also *at the same time* in two processes | yes |
+//! | a dead letter was sent back | the message, as another record | yes: dead letters keep the first position |
+//! | somebody set the group's offsets back | everything since | yes, if it is still remembered |
+//!
+//! # Which one for which effect
+//!
+//! | the effect | take | it repeats |
+//! |---|---|---|
+//! | rows in PostgreSQL, MySQL or SQLite | the inbox, in the transaction that writes them | never, while its markers are kept |
+//! | an upsert, a state that is set, a delete | neither: it can be repeated anyway | harmlessly |
+//! | a call that takes an idempotency key (payments, most cloud APIs) | the message id as the key; a store saves calls | as the other side promises |
+//! | anything else: e-mails, calls, files, other databases | a store | if a process dies, or a lease lapses, between the effect and the completion |
+//!
+//! | store | for | survives |
+//! |---|---|---|
+//! | [`MemoryStore`] | one process, tests | nothing |
+//! | `RedisStore` (feature `redis`) | many processes, the fastest | crashes of consumers; restarts of Redis as far as it saves; no failover that loses writes |
+//! | `PostgresStore`, `MySqlStore` (`postgres`, `mysql`) | many processes that have a database anyway | what the database survives |
+//! | `SqliteStore` (`sqlite`) | processes of one machine | crashes and restarts of the machine |
+//! | your own | | implement [`Store`]; `contract` (feature `test-kit`) tests it |
+//!
+//! # How a store works
+//!
+//! The id is *claimed* for a lease before the handler runs, *renewed* while it runs, and *completed* afterwards. A second
+//! delivery finds it in progress and waits, or done and is passed over. A handler that failed *releases* it. If the process
+//! dies the lease lapses, and the message is handled again: a crash never suppresses a retry.
+//!
+//! ```
+//! use std::time::Duration;
+//! use reliable_consumer::idempotency::{Claim, Id, Store, StoreError};
+//!
+//! async fn once(store: &dyn Store, id: &Id) -> Result<(), StoreError> {
+//!     let (lease, keep_for) = (Duration::from_secs(10), Duration::from_secs(7 * 24 * 3600));
+//!     match store.claim(id, lease).await? {
+//!         Claim::Done { .. } => println!("a repeat"),
+//!         Claim::InProgress { lapses_in } => println!("try again in {lapses_in:?} at the latest"),
+//!         Claim::Claimed(token) => {
+//!             // The effect; for longer than the lease, with `renew` every third of it.
+//!             let _ = store.complete(id, &token, keep_for, None).await?;
+//!         }
+//!     }
+//!     Ok(())
+//! }
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! # once(&reliable_consumer::idempotency::MemoryStore::new(10), &Id::new("", "", "1")).await
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **How long a lease.** A message whose consumer died waits for its lease; an effect can overlap with its repeat when a
+//! living consumer could not renew in time. 10 s, renewed every third of it, rides out a failed renewal or two, and is about
+//! what a group takes to notice a death. Make it longer where the store is often away for longer, or processes are
+//! frozen (virtual machines that are moved, long pauses for swapping); the store's clock decides, not the consumer's.
+//!
+//! **How long to keep ids.** Longer than the longest way on which a repeat can come: the retention of the topic if offsets
+//! may be set back or dead letters sent back late, else the longest outage of a producer that sends again. Seven days, the
+//! default retention of a topic, is a good start. An id takes some 100 to 400 bytes. SQL stores keep rows whose time is over
+//! until they are removed: run [`keep_clean`] in one of the processes, or in all of them.
+//!
+//! # The inbox
+//!
+//! An `Inbox` (`inbox::Inbox`, with the feature of a database) writes a marker row in the transaction that the handler has
+//! begun. Effect and marker are committed together or vanish together, so there is nothing to lapse, to renew or to
+//! complete, and no moment between the effect and its memory. A repeat is told before any work is done; one that comes
+//! while the first is in progress waits for its end.
+//!
+//! # What no store can do
+//!
+//! - Take back an e-mail that went out just before the crash: its completion was not written, so it goes out again. Whether
+//!   it is sent twice or perhaps never is a choice, and the choice here is twice.
+//! - Stop a handler that was cancelled or timed out, but whose commit, or request, was on its way to somebody else already.
+//!   It may have its effect after the retry had its own. The inbox does not mind: one of the two transactions finds the
+//!   marker of the other.
+//! - Fence off an effect: a process that was frozen for longer than its lease goes on where it was, beside whoever has
+//!   claimed the message since. It learns that its token is stale only when it completes.
+//! - Know that two messages mean the same, if their ids differ; or different things under the same id, unless a
+//!   [`Fingerprint`] of the content is kept.
+//!
+//! [message id]: crate::Message::message_id
+
+#[cfg(feature = "test-kit")]
+pub mod contract;
+mod id;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub mod inbox;
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod sql;
+mod store;
+
+use std::{convert::Infallible, time::Duration};
+
+pub use id::Id;
+pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
+#[cfg(feature = "mysql")]
+pub use sql::MySqlStore;
+#[cfg(feature = "postgres")]
+pub use sql::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use sql::SqliteStore;
+pub use store::{Claim, Fingerprint, Reply, Store, StoreError, Token, Update};
+
+/// Removes what is over from a store, now and then for as long as it is polled: a thousand entries at a time until there
+/// are no more, then again after `every`. What fails is logged and tried again.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::{sync::Arc, time::Duration};
+/// use reliable_consumer::idempotency::{MemoryStore, keep_clean};
+///
+/// let store = Arc::new(MemoryStore::new(1_000));
+/// let cleaning = tokio::spawn(keep_clean(store.clone(), Duration::from_secs(60)));
+/// // … and at the end:
+/// cleaning.abort();
+/// # }
+/// ```
+pub async fn keep_clean(store: impl Store, every: Duration) -> Infallible {
+    const BATCH: u32 = 1_000;
+    loop {
+        match store.remove_expired(BATCH).await {
+            // The next batch at once, but not before those who claim have had their turn.
+            Ok(removed) if removed >= u64::from(BATCH) => tokio::task::yield_now().await,
+            Ok(_) => tokio::time::sleep(every).await,
+            Err(error) => {
+                tracing::warn!(%error, "ids whose time is over could not be removed");
+                tokio::time::sleep(every).await;
+            }
+        }
+    }
+}

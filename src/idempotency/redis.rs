@@ -1,0 +1,234 @@
+//! A store in Redis or Valkey.
+
+use std::{sync::LazyLock, time::Duration};
+
+use redis::{
+    Client, ErrorKind, RedisError, Script, ServerErrorKind,
+    aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
+};
+
+use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis};
+
+/// Remembers ids in Redis 7 or later, Valkey, or another server that knows `SET` with `NX` and `GET` together.
+///
+/// One key an id, named as [`Id`] says, which expires by the server's clock: nothing has to be cleaned up. Every call is
+/// one command or one script, and one round trip; only the answer "in progress" takes a second. Calls that are made
+/// beside each other share one connection and are pipelined.
+///
+/// # What it survives
+///
+/// - Crashes of consumers: the claims of a dead one lapse with their leases.
+/// - A restart of the server, as far as it saves. With `appendfsync always` nothing is forgotten; with `everysec` the last
+///   second may be, and with snapshots only, all since the last one. What was claimed or completed then can be handled
+///   again.
+/// - Losing the connection: it is made again with growing waits of up to a second. Calls fail meanwhile with
+///   [`StoreError::Unavailable`].
+///
+/// It does not survive a failover to a replica that had not received everything yet: Redis replicates after it has
+/// answered. Messages whose keys are missing there are handled again, and one that is in progress can be claimed a second
+/// time. Nor does it survive eviction: set `maxmemory-policy noeviction`, or volatile keys of this store are forgotten
+/// early. Effects that must not repeat even then belong into one transaction with their marker, in a database.
+///
+/// ```no_run
+/// use reliable_consumer::idempotency::RedisStore;
+///
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://localhost:6379/")?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// `rediss://` needs a TLS feature of the crate `redis` 1, such as `tokio-native-tls-comp`, in your own `Cargo.toml`.
+#[derive(Debug, Clone)]
+pub struct RedisStore<C = ConnectionManager> {
+    connection: C,
+}
+
+impl RedisStore {
+    /// A store at this URL. The connection is made with the first call, so that a server which is away now is waited for
+    /// like one that goes away later. Commands time out after 5 s.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Refused`] if the URL is malformed.
+    pub fn connect(url: &str) -> Result<Self, StoreError> {
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(TIMEOUT))
+            .set_response_timeout(Some(TIMEOUT))
+            .set_max_delay(Duration::from_secs(1));
+        let connection = Client::open(url)
+            .and_then(|client| ConnectionManager::new_lazy_with_config(client, config))
+            .map_err(error)?;
+        Ok(Self::new(connection))
+    }
+}
+
+impl<C> RedisStore<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// A store on a connection that you have made: a [`ConnectionManager`], or one to a cluster. It has to reconnect by
+    /// itself, and clones have to share it.
+    pub fn new(connection: C) -> Self {
+        Self { connection }
+    }
+}
+
+// The value of a key: `c` and the token while it is claimed; `d`, the token and the fingerprint when it is done.
+
+fn claimed(token: &Token) -> Vec<u8> {
+    [b"c", token.as_bytes().as_slice()].concat()
+}
+
+fn done(token: &Token, fingerprint: Option<&Fingerprint>) -> Vec<u8> {
+    let fingerprint = fingerprint.map(|it| it.as_bytes().as_slice());
+    [
+        b"d",
+        token.as_bytes().as_slice(),
+        fingerprint.unwrap_or_default(),
+    ]
+    .concat()
+}
+
+/// Swap or delete only what is still the caller's. The server runs a script as one step.
+static RENEW: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+         return redis.call('PEXPIRE', KEYS[1], ARGV[2])",
+    )
+});
+static COMPLETE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "local value = redis.call('GET', KEYS[1])
+         if value ~= ARGV[1] and value ~= ARGV[2] then return 0 end
+         redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+         return 1",
+    )
+});
+static RELEASE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+         return redis.call('DEL', KEYS[1])",
+    )
+});
+
+fn update(changed: u8) -> Update {
+    if changed == 1 {
+        Update::Applied
+    } else {
+        Update::Stale
+    }
+}
+
+impl<C> Store for RedisStore<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn claim<'a>(&'a self, id: &'a Id, lease: Duration) -> Reply<'a, Claim> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let token = Token::unique();
+            loop {
+                let holder: Option<Vec<u8>> = redis::cmd("SET")
+                    .arg(id.as_bytes())
+                    .arg(claimed(&token))
+                    .arg("NX")
+                    .arg("PX")
+                    .arg(millis(lease))
+                    .arg("GET")
+                    .query_async(&mut connection)
+                    .await
+                    .map_err(error)?;
+                match holder.as_deref() {
+                    None => return Ok(Claim::Claimed(token)),
+                    Some([b'd', rest @ ..]) => {
+                        return Ok(Claim::Done {
+                            fingerprint: fingerprint(rest),
+                        });
+                    }
+                    Some(_) => {}
+                }
+                let lapses_in: i64 = redis::cmd("PTTL")
+                    .arg(id.as_bytes())
+                    .query_async(&mut connection)
+                    .await
+                    .map_err(error)?;
+                // Negative when the key has gone meanwhile.
+                if let Ok(lapses_in) = u64::try_from(lapses_in) {
+                    return Ok(Claim::InProgress {
+                        lapses_in: Duration::from_millis(lapses_in),
+                    });
+                }
+            }
+        })
+    }
+
+    fn renew<'a>(&'a self, id: &'a Id, token: &'a Token, lease: Duration) -> Reply<'a, Update> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let mut call = RENEW.key(id.as_bytes());
+            call.arg(claimed(token)).arg(millis(lease));
+            call.invoke_async(&mut connection)
+                .await
+                .map(update)
+                .map_err(error)
+        })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        id: &'a Id,
+        token: &'a Token,
+        keep_for: Duration,
+        fingerprint: Option<Fingerprint>,
+    ) -> Reply<'a, Update> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let done = done(token, fingerprint.as_ref());
+            let mut call = COMPLETE.key(id.as_bytes());
+            call.arg(claimed(token)).arg(done).arg(millis(keep_for));
+            call.invoke_async(&mut connection)
+                .await
+                .map(update)
+                .map_err(error)
+        })
+    }
+
+    fn release<'a>(&'a self, id: &'a Id, token: &'a Token) -> Reply<'a, Update> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let mut call = RELEASE.key(id.as_bytes());
+            call.arg(claimed(token));
+            call.invoke_async(&mut connection)
+                .await
+                .map(update)
+                .map_err(error)
+        })
+    }
+}
+
+/// That behind the token of a value.
+fn fingerprint(rest: &[u8]) -> Option<Fingerprint> {
+    let bytes = rest.get(size_of::<Token>()..)?;
+    bytes.try_into().ok().map(Fingerprint::from_bytes)
+}
+
+fn error(error: RedisError) -> StoreError {
+    let refused = match error.kind() {
+        ErrorKind::InvalidClientConfig
+        | ErrorKind::AuthenticationFailed
+        | ErrorKind::UnexpectedReturnType
+        | ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::NoPerm) => true,
+        // Those that the client has no name for. `OOM`, `MISCONF`, `NOREPLICAS` and `BUSY` pass.
+        _ => matches!(
+            error.code(),
+            Some("NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "UNKNOWN")
+        ),
+    };
+    if refused {
+        StoreError::refused(error)
+    } else {
+        StoreError::unavailable(error)
+    }
+}

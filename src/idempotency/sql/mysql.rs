@@ -1,0 +1,129 @@
+//! A store in MySQL or MariaDB.
+
+use std::time::Duration;
+
+use sqlx::{MySqlPool, Row};
+
+use super::{Statements, standing, store, store_error, undisturbed, update};
+use crate::idempotency::{
+    Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis,
+};
+
+/// Remembers ids in a table of a MySQL or MariaDB database.
+///
+/// It survives whatever the database survives: crashes of consumers, and restarts with
+/// `innodb_flush_log_at_trx_commit=1` (the default). After a failover to a replica that lags, the last ids may be missing,
+/// and their messages are handled again. In a Galera cluster all consumers should use the same node: two nodes may each
+/// grant a claim, and tell one of them afterwards.
+///
+/// A claim and the effects of the handler are different transactions. If the effects are in the same database, use an
+/// [`Inbox`](crate::idempotency::inbox::Inbox) instead: it costs less, and knows no lease.
+///
+/// The calls that can run at the same time are as many as the pool has connections. Rows stay when their time is over
+/// until [`Store::remove_expired`] removes them, see [`keep_clean`](crate::idempotency::keep_clean).
+///
+/// ```no_run
+/// use reliable_consumer::idempotency::MySqlStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = sqlx::MySqlPool::connect("mysql://localhost/shop").await?;
+/// let store = MySqlStore::new(pool);
+/// store.create_table().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MySqlStore {
+    pool: MySqlPool,
+}
+
+impl MySqlStore {
+    /// What [`create_table`](Self::create_table) runs, for one's own migrations.
+    pub const SCHEMA: &str = "
+        CREATE TABLE IF NOT EXISTS reliable_consumer_claims (
+            id VARBINARY(256) NOT NULL PRIMARY KEY,
+            token BINARY(16) NOT NULL,
+            done BOOLEAN NOT NULL,
+            fingerprint BINARY(32),
+            expires_at DATETIME(6) NOT NULL,
+            INDEX reliable_consumer_claims_expires_at (expires_at)
+        ) ENGINE = InnoDB";
+
+    /// A store in the table `reliable_consumer_claims` of the connections' database.
+    pub fn new(pool: MySqlPool) -> Self {
+        Self { pool }
+    }
+
+    /// Makes the table unless it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Refused`] without the permission to make tables.
+    pub async fn create_table(&self) -> Result<(), StoreError> {
+        let created = sqlx::raw_sql(Self::SCHEMA).execute(&self.pool).await;
+        created.map(drop).map_err(store_error)
+    }
+
+    /// What is new is one statement; for the rest it takes a second one to see what stands, and a third to replace what is
+    /// over. `None` if somebody else was faster there.
+    async fn try_claim(
+        &self,
+        id: &Id,
+        token: &Token,
+        lease: i64,
+    ) -> Result<Option<Claim>, sqlx::Error> {
+        let inserted = sqlx::query(
+            "INSERT INTO reliable_consumer_claims (id, token, done, expires_at)
+            VALUES (?, ?, FALSE, UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND)",
+        )
+        .bind(id.as_bytes())
+        .bind(&token.as_bytes()[..])
+        .bind(lease)
+        .execute(&self.pool)
+        .await;
+        match inserted {
+            Ok(_) => return Ok(Some(Claim::Claimed(*token))),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {}
+            Err(error) => return Err(error),
+        }
+        let row = sqlx::query(
+            "SELECT done, fingerprint, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
+            FROM reliable_consumer_claims WHERE id = ?",
+        )
+        .bind(id.as_bytes())
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        let lapses_in: i64 = row.try_get(2)?;
+        if lapses_in > 0 {
+            return Ok(Some(standing(row.try_get(0)?, row.try_get(1)?, lapses_in)));
+        }
+        let replaced = sqlx::query(
+            "UPDATE reliable_consumer_claims
+            SET token = ?, done = FALSE,
+                expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND
+            WHERE id = ? AND expires_at <= UTC_TIMESTAMP(6)",
+        )
+        .bind(&token.as_bytes()[..])
+        .bind(lease)
+        .bind(id.as_bytes())
+        .execute(&self.pool)
+        .await?;
+        Ok((replaced.rows_affected() == 1).then_some(Claim::Claimed(*token)))
+    }
+}
+
+// sqlx has the server count rows that match, changed or not: what is applied again counts.
+const STATEMENTS: Statements = Statements {
+    renew: "UPDATE reliable_consumer_claims SET expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND
+        WHERE id = ? AND token = ? AND NOT done AND expires_at > UTC_TIMESTAMP(6)",
+    complete: "UPDATE reliable_consumer_claims
+        SET done = TRUE, expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND, fingerprint = ?
+        WHERE id = ? AND token = ? AND expires_at > UTC_TIMESTAMP(6)",
+    release: "DELETE FROM reliable_consumer_claims
+        WHERE id = ? AND token = ? AND NOT done AND expires_at > UTC_TIMESTAMP(6)",
+    remove_expired: "DELETE FROM reliable_consumer_claims WHERE expires_at <= UTC_TIMESTAMP(6)
+        ORDER BY expires_at LIMIT ?",
+};
+
+store!(MySqlStore);

@@ -1,0 +1,369 @@
+//! Redis, PostgreSQL and MariaDB for tests: found through the environment, or started from the system's packages.
+
+use std::{
+    env, fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    cluster::{PATIENCE, is_set, run},
+    unique,
+};
+
+/// What can be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceKind {
+    /// With an append-only file that is synced before each answer.
+    Redis,
+    Postgres,
+    MariaDb,
+}
+
+/// A server on loopback, or the one that the environment names.
+pub struct Service {
+    kind: ServiceKind,
+    url: String,
+    own: Option<Own>,
+}
+
+/// A server that was started here.
+struct Own {
+    port: u16,
+    directory: PathBuf,
+    /// Ends the server when its standard input does, so that no end of this process leaves one behind.
+    guard: Option<Child>,
+}
+
+/// The server of this kind that all tests of this process share: the one at `REDIS_URL`, `POSTGRES_URL` or `MYSQL_URL`,
+/// else one of our own.
+///
+/// `None`, with a line that says so, where its package is not installed: the test is skipped. With
+/// `RELIABLE_CONSUMER_REQUIRE_SERVICES=1` (`scripts/test` sets it) that is a failure instead.
+pub fn service(kind: ServiceKind) -> Option<&'static Service> {
+    static SHARED: [OnceLock<Option<Service>>; 3] = [const { OnceLock::new() }; 3];
+    let shared = SHARED[kind as usize].get_or_init(|| {
+        let url = env::var(kind.variable()).ok().filter(|it| !it.is_empty());
+        match url {
+            Some(url) => Some(Service {
+                kind,
+                url,
+                own: None,
+            }),
+            None => own_service(kind),
+        }
+    });
+    shared.as_ref()
+}
+
+/// A server of the test's own, which it may stop and start. Skipped where [`service`] is.
+pub fn own_service(kind: ServiceKind) -> Option<Service> {
+    if kind.program().is_none() {
+        let missing = format!("install {} or set {}", kind.packages(), kind.variable());
+        assert!(
+            !is_set("RELIABLE_CONSUMER_REQUIRE_SERVICES"),
+            "RELIABLE_CONSUMER_REQUIRE_SERVICES=1, but a service is missing: {missing}"
+        );
+        println!("skipped: {missing}");
+        return None;
+    }
+    let directory = env::temp_dir().join(unique("reliable-consumer"));
+    fs::create_dir(&directory).expect("a directory can be made for the service");
+    if let Some(user) = kind.user() {
+        let id = |of: &str| {
+            let output = run(Command::new("id").args([of, user]));
+            output.trim().parse().expect("id prints a number")
+        };
+        chown(&directory, Some(id("-u")), Some(id("-g"))).expect("root may give directories away");
+    }
+    kind.prepare(&directory);
+    let port = TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|it| it.local_addr())
+        .expect("loopback has free ports")
+        .port();
+    let mut service = Service {
+        kind,
+        url: kind.url(port),
+        own: Some(Own {
+            port,
+            directory,
+            guard: None,
+        }),
+    };
+    service.start();
+    Some(service)
+}
+
+impl Service {
+    /// Where it is, as the clients take it: `redis://…`, `postgres://…`, `mysql://…`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends the server as a crash does. What it had made durable is there after [`start`](Self::start).
+    pub fn stop(&mut self) {
+        let guard = self.own_mut().guard.take();
+        end(guard.expect("the server runs"), b"keep\n");
+    }
+
+    /// Starts it on its port again, and waits until it answers.
+    pub fn start(&mut self) {
+        let kind = self.kind;
+        let own = self.own_mut();
+        assert!(own.guard.is_none(), "the server runs already");
+        let log = fs::File::create(own.directory.join("log")).expect("the directory is ours");
+        // The shell waits for a line or the end of its input, whichever way this process ends.
+        let script = r#"signal=$1 directory=$2; shift 2
+            "$@" </dev/null & server=$!
+            read -r keep
+            kill -"$signal" "$server"; wait "$server"
+            [ "$keep" = keep ] || rm -rf "$directory""#;
+        let guard = Command::new("sh")
+            .args(["-c", script, "guard", kind.crash()])
+            .arg(&own.directory)
+            .args(kind.command(&own.directory, own.port))
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().expect("a file can be shared"))
+            .stderr(log)
+            // Not in the terminal's group: an interrupt would end the shell before it has cleaned up.
+            .process_group(0)
+            .spawn()
+            .expect("sh is everywhere");
+        own.guard = Some(guard);
+        let start = Instant::now();
+        while !kind.answers(own.port) {
+            if start.elapsed() > PATIENCE {
+                let log = fs::read_to_string(own.directory.join("log")).unwrap_or_default();
+                panic!("waited in vain for {kind:?} to answer: {log}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn own_mut(&mut self) -> &mut Own {
+        self.own
+            .as_mut()
+            .expect("only a server of the test's own can be stopped and started")
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(own) = &mut self.own {
+            match own.guard.take() {
+                Some(guard) => end(guard, b""),
+                None => drop(fs::remove_dir_all(&own.directory)),
+            }
+        }
+    }
+}
+
+/// Lets the guard end its server, and waits for both.
+fn end(mut guard: Child, word: &[u8]) {
+    if let Some(mut input) = guard.stdin.take() {
+        let _ = input.write_all(word);
+    }
+    let _ = guard.wait();
+}
+
+impl ServiceKind {
+    fn variable(self) -> &'static str {
+        match self {
+            Self::Redis => "REDIS_URL",
+            Self::Postgres => "POSTGRES_URL",
+            Self::MariaDb => "MYSQL_URL",
+        }
+    }
+
+    fn packages(self) -> &'static str {
+        match self {
+            Self::Redis => "redis-server",
+            Self::Postgres => "postgresql",
+            Self::MariaDb => "mariadb-server",
+        }
+    }
+
+    fn program(self) -> Option<PathBuf> {
+        match self {
+            Self::Redis => find("redis-server"),
+            Self::Postgres => find("postgres"),
+            Self::MariaDb => find("mariadbd").or_else(|| find("mysqld")),
+        }
+    }
+
+    fn url(self, port: u16) -> String {
+        match self {
+            Self::Redis => format!("redis://127.0.0.1:{port}/"),
+            Self::Postgres => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            Self::MariaDb => format!("mysql://root@127.0.0.1:{port}/test"),
+        }
+    }
+
+    /// Whom to run it as when we are root: the databases refuse to be root.
+    fn user(self) -> Option<&'static str> {
+        let root = fs::metadata("/proc/self").is_ok_and(|it| {
+            use std::os::unix::fs::MetadataExt;
+            it.uid() == 0
+        });
+        match self {
+            Self::Redis => None,
+            Self::Postgres => root.then_some("postgres"),
+            Self::MariaDb => root.then_some("mysql"),
+        }
+    }
+
+    /// The signal that ends it without an orderly shutdown. PostgreSQL has one of its own for that, which takes its
+    /// processes along.
+    fn crash(self) -> &'static str {
+        match self {
+            Self::Postgres => "QUIT",
+            Self::Redis | Self::MariaDb => "KILL",
+        }
+    }
+
+    fn prepare(self, directory: &Path) {
+        let data = directory.join("data");
+        let (program, arguments) = match self {
+            Self::Redis => return fs::create_dir(data).expect("the directory is ours"),
+            Self::Postgres => (
+                "initdb",
+                vec![
+                    format!("--pgdata={}", data.display()),
+                    "--username=postgres".to_owned(),
+                    "--auth=trust".to_owned(),
+                    "--encoding=UTF8".to_owned(),
+                    "--no-sync".to_owned(),
+                ],
+            ),
+            Self::MariaDb => (
+                "mariadb-install-db",
+                vec![
+                    "--no-defaults".to_owned(),
+                    format!("--datadir={}", data.display()),
+                    "--auth-root-authentication-method=normal".to_owned(),
+                ],
+            ),
+        };
+        let command = self.as_user(program, arguments);
+        run(Command::new(&command[0])
+            .args(&command[1..])
+            .current_dir(directory));
+    }
+
+    fn command(self, directory: &Path, port: u16) -> Vec<String> {
+        let directory = directory.display();
+        let arguments: Vec<String> = match self {
+            Self::Redis => [
+                format!("--port {port}"),
+                "--bind 127.0.0.1".to_owned(),
+                format!("--dir {directory}/data"),
+                "--appendonly yes".to_owned(),
+                "--appendfsync always".to_owned(),
+            ]
+            .iter()
+            .flat_map(|it| it.split(' ').map(str::to_owned))
+            .chain(["--save".to_owned(), String::new()])
+            .collect(),
+            Self::Postgres => vec![
+                "-D".to_owned(),
+                format!("{directory}/data"),
+                format!("--port={port}"),
+                "--listen_addresses=127.0.0.1".to_owned(),
+                "--unix_socket_directories=".to_owned(),
+                "--max_connections=600".to_owned(),
+            ],
+            Self::MariaDb => vec![
+                "--no-defaults".to_owned(),
+                format!("--datadir={directory}/data"),
+                format!("--port={port}"),
+                "--bind-address=127.0.0.1".to_owned(),
+                format!("--socket={directory}/socket"),
+                format!("--pid-file={directory}/pid"),
+                "--max-connections=600".to_owned(),
+                "--innodb-buffer-pool-size=64M".to_owned(),
+            ],
+        };
+        let program = self.program().expect("it was there when it was prepared");
+        self.as_user(&program.to_string_lossy(), arguments)
+    }
+
+    fn as_user(self, program: &str, arguments: Vec<String>) -> Vec<String> {
+        let program =
+            find(program).unwrap_or_else(|| panic!("{program} comes with {}", self.packages()));
+        let mut command = Vec::new();
+        if let Some(user) = self.user() {
+            command.extend([
+                "setpriv".to_owned(),
+                format!("--reuid={user}"),
+                format!("--regid={user}"),
+                "--clear-groups".to_owned(),
+            ]);
+        }
+        command.push(program.to_string_lossy().into_owned());
+        command.extend(arguments);
+        command
+    }
+
+    /// Whether it takes commands; a port that is open is not enough.
+    fn answers(self, port: u16) -> bool {
+        let client = |program: &str, arguments: &[String]| {
+            let program = find(program).expect("the client comes with the server");
+            let mut command = Command::new(program);
+            command
+                .args(arguments)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            command.status().is_ok_and(|it| it.success())
+        };
+        match self {
+            Self::Redis => TcpStream::connect(("127.0.0.1", port)).is_ok_and(|mut stream| {
+                let mut answer = [0; 5];
+                stream.write_all(b"PING\r\n").is_ok()
+                    && stream.read_exact(&mut answer).is_ok()
+                    && &answer == b"+PONG"
+            }),
+            Self::Postgres => client(
+                "pg_isready",
+                &["--host=127.0.0.1".to_owned(), format!("--port={port}")],
+            ),
+            Self::MariaDb => client(
+                "mariadb-admin",
+                &[
+                    "--no-defaults".to_owned(),
+                    "--host=127.0.0.1".to_owned(),
+                    format!("--port={port}"),
+                    "--user=root".to_owned(),
+                    "ping".to_owned(),
+                ],
+            ),
+        }
+    }
+}
+
+/// A program on the path, or where Debian keeps those that it does not put there.
+fn find(program: &str) -> Option<PathBuf> {
+    if Path::new(program).is_absolute() {
+        return Some(program.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<PathBuf> = env::split_paths(&path).collect();
+    directories.push("/usr/sbin".into());
+    let mut versions: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|it| it.path().join("bin"))
+        .collect();
+    versions.sort();
+    directories.extend(versions.into_iter().rev());
+    directories
+        .into_iter()
+        .map(|it| it.join(program))
+        .find(|it| it.is_file())
+}
