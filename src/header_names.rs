@@ -16,7 +16,7 @@ pub const ORIGINAL_TIMESTAMP: &str = "originalTimestamp";
 pub const MESSAGE_ID: &str = "messageId";
 /// The consumer group that gave up.
 pub const CONSUMER_GROUP: &str = "consumerGroup";
-/// Handler calls on the trip that ended here.
+/// Handler calls on the trip that ended here, those in retry topics included.
 pub const ATTEMPTS: &str = "attempts";
 /// Why the group gave up, in a word.
 pub const ERROR_KIND: &str = "errorKind";
@@ -32,9 +32,13 @@ pub const REDRIVE_GROUP: &str = "redriveGroup";
 
 /// Why a dead letter was parked, in a word: see [`ParkReason`](crate::ParkReason).
 pub const PARK_REASON: &str = "parkReason";
+/// How many retry topics the record has been in, this one included. Absent for 0.
+pub const RETRY_TIER: &str = "retryTier";
+/// In a retry topic: not to be handled before, in Unix milliseconds.
+pub const DUE_AT: &str = "dueAt";
 
 /// All names that a dead letter of ours sets, whether it does so this time or not.
-pub(crate) const ALL: [&str; 11] = [
+pub(crate) const ALL: [&str; 13] = [
     RETRY_COUNT,
     ORIGINAL_TOPIC,
     ORIGINAL_PARTITION,
@@ -46,6 +50,8 @@ pub(crate) const ALL: [&str; 11] = [
     ERROR_KIND,
     ERROR_MESSAGE,
     FAILED_AT,
+    RETRY_TIER,
+    DUE_AT,
 ];
 
 /// What a redriver has added for the trip that ends with a dead letter, which does without.

@@ -177,6 +177,7 @@ mod engine;
 mod execute;
 mod handler;
 pub mod header_names;
+mod held_keys;
 pub mod idempotency;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
@@ -190,6 +191,7 @@ mod origin;
 mod payload;
 mod record;
 mod redrive;
+mod retry_topics;
 
 // The consumer.
 pub use consumer::{
@@ -213,11 +215,13 @@ pub use record::{Header, Headers, Record, Timestamp, TimestampKind};
 pub use backoff::Retry;
 pub use classify::{Classification, Classifier, DynError, find_error};
 pub use dead_letter::{DeadLetter, Dialect, ErrorMessage, FailureKind, LastError, Story};
+pub use held_keys::HoldKey;
 pub use origin::Origin;
 pub use redrive::{
     Action, LetterFilter, ParkReason, Placement, RedriveError, RedriveHandle, RedriveReport,
     RedriveRun, RedriveStatus, Redriver, RedriverBuilder,
 };
+pub use retry_topics::RetryTopics;
 
 // What can be seen.
 pub use consumer::{

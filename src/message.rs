@@ -118,19 +118,42 @@ impl<P> Message<P> {
         &self.record
     }
 
-    /// The topic it was read from; on a later trip not necessarily where it was first.
+    /// The topic it was read from; after a redrive not necessarily where it was [first](Self::origin). For a record that
+    /// waited in a [retry topic](crate::RetryTopics), the topic that this is for; and where it was first, by its
+    /// headers, for [`partition`](Self::partition), [`offset`](Self::offset) and
+    /// [`timestamp`](Self::timestamp).
     pub fn topic(&self) -> &str {
-        self.record.topic()
+        match self
+            .origin
+            .as_ref()
+            .and_then(|(lease, _)| lease.tier.as_ref())
+        {
+            Some(tier) => &tier.source,
+            None => self.record.topic(),
+        }
     }
 
-    /// The partition it was read from.
+    /// The partition it was read from, see [`topic`](Self::topic).
     pub fn partition(&self) -> i32 {
-        self.record.partition()
+        self.first_place()
+            .map_or_else(|| self.record.partition(), |first| first.partition)
     }
 
-    /// Its offset in the partition.
+    /// Its offset in the partition, see [`topic`](Self::topic).
     pub fn offset(&self) -> i64 {
-        self.record.offset()
+        self.first_place()
+            .map_or_else(|| self.record.offset(), |first| first.offset)
+    }
+
+    /// Where it was first, before any dead-letter or retry topic: by its `original…` headers if they are all there and
+    /// well formed, else where it was read from. Anybody can write headers.
+    pub fn origin(&self) -> Origin<'_> {
+        Origin::of(&self.record)
+    }
+
+    fn first_place(&self) -> Option<Origin<'_>> {
+        let (lease, _) = self.origin.as_ref()?;
+        lease.tier.is_some().then(|| Origin::of(&self.record))
     }
 
     /// The key as it stands in the record. `None` is a null key.
@@ -148,9 +171,14 @@ impl<P> Message<P> {
         self.record.value()
     }
 
-    /// When it was produced or appended; `None` for records written without one.
+    /// When it was produced or appended; `None` for records written without one. See [`topic`](Self::topic).
     pub fn timestamp(&self) -> Option<Timestamp> {
-        self.record.timestamp()
+        match self.first_place() {
+            None => self.record.timestamp(),
+            Some(first) => first
+                .timestamp
+                .map(|millis| Timestamp::new(millis, TimestampKind::Create)),
+        }
     }
 
     /// Its headers.
@@ -159,7 +187,8 @@ impl<P> Message<P> {
     }
 
     /// Which handler call for this record this is, from 1, since the record was read. A restart or a rebalance starts
-    /// anew at 1, and so does the next trip after a redrive; see [`retry_count`](Self::retry_count) for those.
+    /// anew at 1, and so does the next trip after a redrive; see [`retry_count`](Self::retry_count) for those. Calls before
+    /// it came to a [retry topic](crate::RetryTopics) are counted too, and not lost in a restart.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -175,8 +204,7 @@ impl<P> Message<P> {
     /// 1 to 512 bytes, else `topic/partition/offset/timestamp` of the place it was first, from its `original…` headers
     /// if they are all there and well formed, else its own. Builds a string at each call.
     pub fn message_id(&self) -> String {
-        message_id_header(self.headers())
-            .map_or_else(|| Origin::of(&self.record).to_string(), str::to_owned)
+        message_id(&self.record)
     }
 }
 
@@ -200,6 +228,11 @@ impl<P> fmt::Debug for Message<P> {
 pub(crate) fn retry_count(headers: Headers<'_>) -> u32 {
     let counts = headers.get_all(header_names::RETRY_COUNT).flatten();
     counts.filter_map(values::count).last().unwrap_or(0)
+}
+
+pub(crate) fn message_id(record: &Record) -> String {
+    message_id_header(record.headers())
+        .map_or_else(|| Origin::of(record).to_string(), str::to_owned)
 }
 
 pub(crate) fn message_id_header(headers: Headers<'_>) -> Option<&str> {

@@ -32,12 +32,17 @@ impl<'a> Origin<'a> {
     /// What the headers say if all of them are well formed, else the record's own position: half an origin would be
     /// the place of some other record.
     pub(crate) fn of(record: &'a Record) -> Self {
-        Self::from_headers(record.headers()).unwrap_or_else(|| Self {
+        Self::from_headers(record.headers()).unwrap_or_else(|| Self::here(record))
+    }
+
+    /// Where it was read from.
+    pub(crate) fn here(record: &'a Record) -> Self {
+        Self {
             topic: record.topic(),
             partition: record.partition(),
             offset: record.offset(),
             timestamp: record.timestamp().map(|timestamp| timestamp.as_millis()),
-        })
+        }
     }
 
     pub(crate) fn timestamp_millis(&self) -> i64 {

@@ -18,9 +18,11 @@ use crate::{
     dead_letter::DeadLetter,
     engine,
     execute::Filter,
+    held_keys::{HeldKeys, HoldKey},
     kafka::{OAuthTokenProvider, Properties, consumer_config, producer_config},
     origin::is_topic_name,
     redrive::redrive_topic,
+    retry_topics::{RetryTopics, Tiers},
 };
 
 const MAX_CONCURRENCY: usize = 1 << 20;
@@ -61,6 +63,8 @@ pub struct Builder {
     retry: Retry,
     dead_letter: Option<DeadLetter>,
     exhausted: Exhausted,
+    retry_topics: Option<RetryTopics>,
+    hold_key: Option<HoldKey>,
     handler_timeout: Option<Duration>,
     crash_limit: Option<u32>,
     breaker: Option<OutageBreaker>,
@@ -95,6 +99,8 @@ impl Builder {
             retry: Retry::default(),
             dead_letter: None,
             exhausted: Exhausted::default(),
+            retry_topics: None,
+            hold_key: None,
             handler_timeout: None,
             crash_limit: Some(3),
             breaker: Some(OutageBreaker::new()),
@@ -248,6 +254,35 @@ impl Builder {
     /// What becomes of such records when there is no dead-letter topic. Default: [`Exhausted::Stop`].
     pub fn exhausted(mut self, exhausted: Exhausted) -> Self {
         self.exhausted = exhausted;
+        self
+    }
+
+    /// Lets records whose attempts are used up wait in topics of their own for more attempts, before they are
+    /// dead-lettered: see [`RetryTopics`]. Default: none.
+    ///
+    /// They are for errors that outlast the attempts in place by far, where holding back the partition's commit for that
+    /// long is not wanted. Needs topics by name, no [`topic_pattern`](Self::topic_pattern), and
+    /// [`Guarantee::AtLeastOnce`]. Under an [order](Self::ordering) they must be allowed by [`RetryTopics::reorder`].
+    pub fn retry_topics(mut self, topics: RetryTopics) -> Self {
+        self.retry_topics = Some(topics);
+        self
+    }
+
+    /// What later records of a key do when one of that key was dead-lettered or moved to a retry topic. Default: nothing,
+    /// they are handled. For effects that make no sense without the ones before. What that can promise, and until when a
+    /// key is held, says [`HoldKey`].
+    ///
+    /// Needs [`Ordering::ByKey`], [`Guarantee::AtLeastOnce`] and a [dead-letter topic](Self::dead_letter).
+    ///
+    /// ```
+    /// use reliable_consumer::{DeadLetter, HoldKey, ReliableConsumer};
+    ///
+    /// let builder = ReliableConsumer::builder()
+    ///     .dead_letter(DeadLetter::topic("accounts.dlq"))
+    ///     .hold_key(HoldKey::Follow);
+    /// ```
+    pub fn hold_key(mut self, policy: HoldKey) -> Self {
+        self.hold_key = Some(policy);
         self
     }
 
@@ -416,7 +451,7 @@ impl Builder {
     /// # Errors
     ///
     /// See [`BuildError`]; each says which setting is wrong and what would be right.
-    pub fn build(self) -> Result<ReliableConsumer, BuildError> {
+    pub fn build(mut self) -> Result<ReliableConsumer, BuildError> {
         let group = self.required("group.id", "group id", "group_id")?;
         self.required(
             "bootstrap.servers",
@@ -429,7 +464,10 @@ impl Builder {
                 call: "topic",
             });
         }
-        let mut topics = self.topics;
+        let mut topics = std::mem::take(&mut self.topics);
+        topics.sort_unstable();
+        topics.dedup();
+        let first_topics = topics.clone();
         if self.redrive_topics {
             let own: Vec<_> = topics
                 .iter()
@@ -467,6 +505,19 @@ impl Builder {
         if let Some(dead_letter) = &self.dead_letter {
             check_dead_letter(dead_letter, &subscription)?;
         }
+        if let Some(retry_topics) = &self.retry_topics {
+            self.check_retry_topics(retry_topics, &first_topics, &subscription)?;
+        }
+        if let Some(policy) = self.hold_key {
+            self.check_hold_key(policy)?;
+        }
+        let group: Arc<str> = group.into();
+        let tiers = self.retry_topics.as_ref();
+        let tiers = tiers.map(|topics| Tiers::new(topics, &first_topics, &group));
+        let lasts = self
+            .retry_topics
+            .as_ref()
+            .map_or(Duration::ZERO, RetryTopics::all_gone_through);
         let prefetch_kbytes = u32::try_from(max_prefetch_bytes / 64 / 1024)
             .unwrap_or(u32::MAX)
             .clamp(256, 65_536);
@@ -479,7 +530,7 @@ impl Builder {
         // Any number that differs from process to process.
         let seed = RandomState::new().build_hasher().finish();
         Ok(ReliableConsumer::new(Settings {
-            group: group.into(),
+            group,
             subscription,
             start: self.start,
             out_of_range: self.out_of_range,
@@ -508,10 +559,104 @@ impl Builder {
             shutdown_timeout: self.shutdown_timeout,
             dead_letter: self.dead_letter,
             exhausted: self.exhausted,
+            retry_topics: tiers.unwrap_or_default(),
+            held_keys: self
+                .hold_key
+                .map(|policy| Arc::new(HeldKeys::new(policy, lasts))),
             client,
             producer,
             oauth: self.oauth,
         }))
+    }
+
+    fn check_retry_topics(
+        &self,
+        retry_topics: &RetryTopics,
+        topics: &[String],
+        subscription: &Subscription,
+    ) -> Result<(), BuildError> {
+        let invalid = |value: String, reason: &str| {
+            Err(BuildError::Invalid {
+                what: "retry topics",
+                value,
+                reason: reason.into(),
+            })
+        };
+        let delays = &retry_topics.delays;
+        if delays.is_empty() {
+            return invalid("without delays".into(), "give at least one");
+        }
+        for (at, delay) in delays.iter().enumerate() {
+            let value = format!("with a delay of {delay:?}");
+            if delay.is_zero() || delay.subsec_nanos() % 1_000_000 > 0 {
+                return invalid(value, "a delay is a number of milliseconds, from 1");
+            }
+            if delays[..at].contains(delay) {
+                return invalid(format!("{value} twice"), "each has a topic of its own");
+            }
+        }
+        if subscription.pattern.is_some() {
+            let reason =
+                "name the topics: which retry topics a pattern needs is not known beforehand";
+            return invalid("of a topic pattern".into(), reason);
+        }
+        if self.guarantee == Guarantee::AtMostOnce {
+            let reason =
+                "a record that waits would have been committed, and be lost with the process";
+            return invalid("used at most once".into(), reason);
+        }
+        let ordering = match self.ordering {
+            Ordering::Unordered => None,
+            Ordering::ByKey => Some("key"),
+            Ordering::ByPartition => Some("partition"),
+        };
+        if let Some(ordering) = ordering.filter(|_| !retry_topics.reorder) {
+            return Err(BuildError::RetryTopicsReorder { ordering });
+        }
+        let dead_letters = self.dead_letter.as_ref().map(|letters| &*letters.topic);
+        let mut names = Vec::new();
+        for topic in topics
+            .iter()
+            .flat_map(|topic| retry_topics.topics_of(topic))
+        {
+            let wrong = if !is_topic_name(&topic) {
+                "has a name that is too long"
+            } else if subscription.takes_in(&topic) {
+                "is also among the topics to consume"
+            } else if dead_letters == Some(&*topic) {
+                "is also the dead-letter topic"
+            } else if names.contains(&topic) {
+                "would be shared by two topics"
+            } else {
+                names.push(topic);
+                continue;
+            };
+            return Err(BuildError::RetryTopicName {
+                topic,
+                reason: wrong.into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn check_hold_key(&self, policy: HoldKey) -> Result<(), BuildError> {
+        let reason = if self.ordering != Ordering::ByKey {
+            "without `Ordering::ByKey` records of a key have no order that could be kept"
+        } else if self.guarantee == Guarantee::AtMostOnce {
+            "at most once, what waits would have been committed"
+        } else if self.dead_letter.is_none() {
+            "without a dead-letter topic nothing is set aside that could come back: call `dead_letter`"
+        } else if policy == HoldKey::Wait && self.retry_topics.is_some() {
+            "records that are to wait until one of their key has been tried again need no retry topics: let it be tried \
+             again in place, with a longer `retry`; or choose `HoldKey::Follow`"
+        } else {
+            return Ok(());
+        };
+        Err(BuildError::Invalid {
+            what: "hold_key",
+            value: format!("{policy:?}"),
+            reason: reason.into(),
+        })
     }
 
     fn required(

@@ -41,6 +41,24 @@ pub enum BuildError {
         /// The topic name or pattern that takes it in.
         subscription: String,
     },
+    /// A retry topic has the name of another topic that is used, or a name that cannot be.
+    #[error("retry topic `{topic}` {reason}: choose other delays or topics")]
+    RetryTopicName {
+        /// The retry topic.
+        topic: String,
+        /// What is wrong with its name.
+        reason: String,
+    },
+    /// Retry topics would break the order that was asked for.
+    #[error(
+        "retry topics give up the order by {ordering}: later records are handled before one that waits in them. Let \
+         records wait in place with a longer `retry`, choose `Ordering::Unordered`, or allow it by \
+         `RetryTopics::reorder(true)`"
+    )]
+    RetryTopicsReorder {
+        /// The order that was asked for.
+        ordering: &'static str,
+    },
     /// The pattern is not a regular expression.
     #[error("topic pattern `{pattern}` is not a regular expression: {reason}")]
     Pattern {

@@ -1,11 +1,14 @@
 //! Steering and watching a run from outside.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{broadcast, oneshot};
 
 use super::{Event, Events, HandleError, Status};
-use crate::kafka::{Control, Controls, Selection};
+use crate::{
+    held_keys::HeldKeys,
+    kafka::{Control, Controls, Selection},
+};
 
 /// How long an answer may take: longer than a rebalance that goes well.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -30,6 +33,7 @@ const ANSWER: Duration = Duration::from_secs(15);
 pub struct ConsumerHandle {
     controls: Controls,
     events: broadcast::WeakSender<Event>,
+    held_keys: Option<Arc<HeldKeys>>,
     shutdown_timeout: Duration,
 }
 
@@ -37,11 +41,13 @@ impl ConsumerHandle {
     pub(super) fn new(
         controls: Controls,
         events: broadcast::WeakSender<Event>,
+        held_keys: Option<Arc<HeldKeys>>,
         shutdown_timeout: Duration,
     ) -> Self {
         Self {
             controls,
             events,
+            held_keys,
             shutdown_timeout,
         }
     }
@@ -78,7 +84,7 @@ impl ConsumerHandle {
         self.send(Control::StopNow)
     }
 
-    /// Starts no more handlers for this topic, in partitions that come later too. What runs goes on, the partitions
+    /// Starts no more handlers for this topic and its [retry topics](crate::RetryTopics), in partitions that come later too. What runs goes on, the partitions
     /// stay ours, and nothing more is read than fits into memory.
     pub fn pause(&self, topic: impl Into<String>) -> Result<(), HandleError> {
         self.send(Control::Pause(Selection {
@@ -158,6 +164,22 @@ impl ConsumerHandle {
             true => Ok(()),
             false => Err(HandleError::NotStopped),
         }
+    }
+
+    /// Releases a key that is [held](super::Builder::hold_key) in this topic and its retry topics: its later records are
+    /// handled from now on, those that wait for it within a second. `false`: it is not held in this process. Which keys
+    /// are held is known only to the member of the group that has their partition: ask all of them.
+    ///
+    /// ```no_run
+    /// # fn example(handle: reliable_consumer::ConsumerHandle) {
+    /// if handle.release_key("orders", "customer-17") {
+    ///     println!("customer 17 goes on");
+    /// }
+    /// # }
+    /// ```
+    pub fn release_key(&self, topic: &str, key: impl AsRef<[u8]>) -> bool {
+        let held = self.held_keys.as_ref();
+        held.is_some_and(|held| held.release(topic, key.as_ref()))
     }
 
     /// Where everything stands. Answered by the consumer's own thread within 15 s or not at all; before the run begins,

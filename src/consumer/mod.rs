@@ -85,7 +85,12 @@ impl ReliableConsumer {
     fn new(settings: Settings) -> Self {
         let (sender, controls): (Controls, _) = control_channel();
         let (events, _) = broadcast::channel(EVENTS);
-        let handle = ConsumerHandle::new(sender, events.downgrade(), settings.shutdown_timeout);
+        let handle = ConsumerHandle::new(
+            sender,
+            events.downgrade(),
+            settings.held_keys.clone(),
+            settings.shutdown_timeout,
+        );
         Self {
             settings: Arc::new(settings),
             handle,

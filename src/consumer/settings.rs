@@ -10,8 +10,8 @@ use regex_lite::Regex;
 
 use super::RebalanceListener;
 use crate::{
-    classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter,
-    kafka::OAuthTokenProvider,
+    classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter, held_keys::HeldKeys,
+    kafka::OAuthTokenProvider, retry_topics::Tiers,
 };
 
 /// Topics by name, or all that match a pattern.
@@ -175,6 +175,9 @@ pub(crate) struct Settings {
     pub(crate) shutdown_timeout: Duration,
     pub(crate) dead_letter: Option<DeadLetter>,
     pub(crate) exhausted: Exhausted,
+    /// None by default.
+    pub(crate) retry_topics: Tiers,
+    pub(crate) held_keys: Option<Arc<HeldKeys>>,
     pub(crate) client: ClientConfig,
     pub(crate) producer: ClientConfig,
     pub(crate) oauth: Option<Arc<dyn OAuthTokenProvider>>,

@@ -28,6 +28,8 @@ pub struct Status {
     pub stalled_dead_letters: Vec<StalledDeadLetters>,
     /// What the outage breaker thinks of the handlers' dependencies.
     pub breaker: BreakerStatus,
+    /// Keys whose later records wait or follow, see [`hold_key`](super::Builder::hold_key).
+    pub held_keys: usize,
     /// The client reports that no broker can be reached, for this long.
     pub brokers_down: Option<Duration>,
 }
@@ -110,6 +112,8 @@ pub struct PartitionStatus {
     pub running: usize,
     /// Records read and not handed to a handler yet.
     pub queued: usize,
+    /// Records of a [retry topic](crate::RetryTopics) that are not due yet, as far as they have been read.
+    pub delayed: usize,
     /// Records that wait for their next attempt.
     pub retrying: usize,
     /// Records given up whose dead letter is not acknowledged yet.
@@ -229,11 +233,15 @@ pub struct Report {
     pub redriven_for_others: u64,
     /// Records whose dead letter was acknowledged.
     pub dead_lettered: u64,
+    /// Records whose copy in a [retry topic](crate::RetryTopics) was acknowledged. They are received again from there, and
+    /// counted as whatever becomes of them then.
+    pub moved_to_retry: u64,
     /// Records given up without a dead letter, under [`Exhausted::Skip`](crate::Exhausted::Skip).
     pub dropped: u64,
     /// Failed attempts that were followed by another one.
     pub retried: u64,
-    /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it.
+    /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it. Also,
+    /// once a second, a record that waited for its key to be [released](crate::HoldKey::Wait).
     pub postponed: u64,
     /// Attempts that met an [`outage`](crate::outage): the record came again, and nothing counted against it.
     pub outages: u64,

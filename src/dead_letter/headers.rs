@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::dialect::{Dialect, Facts};
 use super::values::LONGEST_MESSAGE;
-use super::{ErrorMessage, Failure};
+use super::{ErrorMessage, Failure, FailureKind};
 use crate::header_names as names;
 use crate::message::Message;
 use crate::origin::Origin;
@@ -65,14 +65,19 @@ pub(super) fn dead_letter_headers<'a>(
         .collect();
 
     let message = Message::new(record.clone(), failure.attempts, (), None);
-    let mut origin = Origin::of(record);
+    let mut origin = match failure.kind {
+        // Its origin is not to be believed, and the next one to read it must not.
+        FailureKind::Untrusted => Origin::here(record),
+        _ => Origin::of(record),
+    };
     // Other negative ones are nonsense that a producer wrote, and would make the origin malformed.
     origin.timestamp = origin.timestamp.filter(|millis| *millis >= 0);
     let told = (detail < Detail::NoMessage)
         .then(|| error_message.apply(&failure.message))
         .flatten();
 
-    if detail < Detail::OriginOnly {
+    // A neighbour's retry topics are not ours.
+    if detail < Detail::OriginOnly && failure.due_at_ms.is_none() {
         let facts = Facts {
             origin: &origin,
             timestamp_type: dialect.timestamp_type(record, &origin),
@@ -106,9 +111,18 @@ pub(super) fn dead_letter_headers<'a>(
     set(names::ORIGINAL_TIMESTAMP, timestamp.to_string().into());
     set(names::ORIGINAL_TOPIC, origin.topic.into());
     set(names::MESSAGE_ID, message.message_id().into());
-    if detail < Detail::OriginOnly {
+    // In a retry topic nothing can be done without these.
+    if detail < Detail::OriginOnly || failure.due_at_ms.is_some() {
         set(names::CONSUMER_GROUP, group.into());
         set(names::ATTEMPTS, failure.attempts.to_string().into());
+    }
+    if failure.retry_tier > 0 {
+        set(names::RETRY_TIER, failure.retry_tier.to_string().into());
+    }
+    if let Some(due_at) = failure.due_at_ms {
+        set(names::DUE_AT, due_at.to_string().into());
+    }
+    if detail < Detail::OriginOnly {
         set(names::ERROR_KIND, failure.kind.as_str().into());
         set(names::FAILED_AT, failure.failed_at_ms.to_string().into());
     }
@@ -146,7 +160,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{FailureKind, Story};
+    use super::super::Story;
     use super::*;
     use crate::record::{ChunkBuilder, Source, Timestamp, TimestampKind};
 
@@ -174,6 +188,8 @@ mod tests {
             message: message.into(),
             attempts: 5,
             failed_at_ms,
+            retry_tier: 0,
+            due_at_ms: None,
         }
     }
 
@@ -224,6 +240,9 @@ mod tests {
         Some(str::from_utf8(value.as_ref().unwrap()).unwrap())
     }
 
+    /// Those of retry topics are on none that never was in one.
+    const ON_EVERY_LETTER: usize = names::ALL.len() - 2;
+
     fn is_ours(name: &[u8]) -> bool {
         names::ALL.iter().any(|ours| ours.as_bytes() == name)
     }
@@ -246,7 +265,55 @@ mod tests {
         ] {
             assert_eq!(value(&headers, name), Some(expected), "{name}");
         }
-        assert_eq!(headers.len(), names::ALL.len());
+        assert_eq!(headers.len(), ON_EVERY_LETTER);
+    }
+
+    #[test]
+    fn in_a_retry_topic_stands_what_is_needed_there_and_no_more_in_the_end() {
+        let mut failure = failure("busy");
+        (failure.retry_tier, failure.due_at_ms) = (2, Some(1_750_000_060_000));
+        let manner = Manner {
+            group: "shipping".into(),
+            dialect: Dialect::Spring,
+            ..Manner::default()
+        };
+        let first = record(SOURCE, &[]);
+        for detail in [Detail::Full, Detail::OriginOnly] {
+            let moved = dead_letter_headers(&first, &failure, &manner, detail);
+            let moved: Vec<_> = moved
+                .into_iter()
+                .map(|(name, value)| (name.into_owned(), value.map(Cow::into_owned)))
+                .collect();
+            for (name, expected) in [
+                ("dueAt", "1750000060000"),
+                ("retryTier", "2"),
+                ("consumerGroup", "shipping"),
+                ("attempts", "5"),
+                ("originalOffset", "42"),
+            ] {
+                assert_eq!(value(&moved, name), Some(expected), "{name}");
+            }
+            assert_eq!(value(&moved, "kafka_dlt-original-topic"), None);
+            let letter = letter(&record(REDRIVEN, &moved), "");
+            assert_eq!(letter.len(), ON_EVERY_LETTER);
+        }
+    }
+
+    #[test]
+    fn an_origin_that_is_not_trusted_is_replaced() {
+        let headers = letter(&record(SOURCE, &[]), "");
+        let found = record(REDRIVEN, &headers);
+        let mut failure = failure("forged");
+        failure.kind = FailureKind::Untrusted;
+        let manner = Manner::default();
+        let headers = dead_letter_headers(&found, &failure, &manner, Detail::Full);
+        let offset = headers
+            .iter()
+            .find(|(name, _)| &**name == b"originalOffset");
+        assert_eq!(
+            offset.and_then(|(_, value)| value.as_deref()),
+            Some(&b"99"[..])
+        );
     }
 
     // D3
@@ -493,8 +560,8 @@ mod tests {
             let first = letter(&record(SOURCE, &headers), "why");
             let foreign: Vec<_> = headers.iter().filter(|(name, _)| !is_ours(name)).cloned().collect();
             prop_assert_eq!(&first[..foreign.len()], &foreign[..]);
-            prop_assert_eq!(first.len(), foreign.len() + names::ALL.len());
-            for name in names::ALL {
+            prop_assert_eq!(first.len(), foreign.len() + ON_EVERY_LETTER);
+            for name in names::ALL.into_iter().take(ON_EVERY_LETTER) {
                 prop_assert!(value(&first, name).is_some());
             }
             prop_assert_eq!(letter(&record(REDRIVEN, &first), "why"), first);

@@ -126,10 +126,16 @@ pub enum FailureKind {
     Crashed,
     /// The record held up its partition for longer than [`stuck_limit`](crate::Builder::stuck_limit).
     Stuck,
+    /// It was found in a retry topic, and its headers do not belong there: see [`RetryTopics`](crate::RetryTopics). The
+    /// handler never saw it.
+    Untrusted,
+    /// An earlier record of its key was set aside, and it had to [follow](crate::HoldKey::Follow). The handler never saw
+    /// it.
+    KeyHeld,
 }
 
 impl FailureKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Permanent,
         Self::AttemptsExhausted,
         Self::Timeout,
@@ -137,6 +143,8 @@ impl FailureKind {
         Self::Undecodable,
         Self::Crashed,
         Self::Stuck,
+        Self::Untrusted,
+        Self::KeyHeld,
     ];
 
     fn from_name(name: &str) -> Option<Self> {
@@ -144,7 +152,7 @@ impl FailureKind {
     }
 
     /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable`,
-    /// `crashed` or `stuck`.
+    /// `crashed`, `stuck`, `untrusted` or `key-held`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Permanent => "permanent",
@@ -154,6 +162,8 @@ impl FailureKind {
             Self::Undecodable => "undecodable",
             Self::Crashed => "crashed",
             Self::Stuck => "stuck",
+            Self::Untrusted => "untrusted",
+            Self::KeyHeld => "key-held",
         }
     }
 }
@@ -169,10 +179,14 @@ impl fmt::Display for FailureKind {
 pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     pub(crate) message: String,
-    /// Handler calls on this trip; 0 if it was never called.
+    /// Handler calls on this trip, those before the record came to a retry topic included; 0 if it was never called.
     pub(crate) attempts: u32,
     /// Unix milliseconds.
     pub(crate) failed_at_ms: i64,
+    /// Retry topics that it has been in, the one that it goes to now included.
+    pub(crate) retry_tier: u32,
+    /// It goes to a retry topic, and is not to be handled before that time, in Unix milliseconds.
+    pub(crate) due_at_ms: Option<i64>,
 }
 
 /// What a record's dead letter is sent with, for fuzzing.
@@ -187,6 +201,8 @@ pub(crate) fn headers_of_letter(
         message: error.into(),
         attempts: 1,
         failed_at_ms: 0,
+        retry_tier: 0,
+        due_at_ms: None,
     };
     let manner = Manner {
         group: "group".into(),

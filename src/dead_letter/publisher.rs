@@ -192,7 +192,7 @@ impl Waiting<'_> {
                 error,
                 waiting = now.records,
                 held_back,
-                "a dead letter cannot be written; its record stays unfinished and is tried again",
+                "a record cannot be written to the topic where it is set aside; it stays unfinished, and this is tried again",
             );
         }
     }
@@ -306,6 +306,8 @@ mod tests {
             message: "x".repeat(2_000),
             attempts: 1,
             failed_at_ms: 5,
+            retry_tier: 0,
+            due_at_ms: None,
         }
     }
 

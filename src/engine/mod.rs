@@ -8,6 +8,7 @@
 mod breaker;
 mod budget;
 mod commit;
+mod delayed;
 mod lanes;
 mod pace;
 mod partition;
@@ -143,6 +144,8 @@ pub(crate) enum Outcome {
     ForOthers,
     /// Its dead letter was acknowledged by the broker.
     DeadLettered,
+    /// Its copy in a retry topic was acknowledged by the broker.
+    Moved,
     /// It was given up without a dead letter, as the user chose.
     Dropped,
 }
@@ -249,6 +252,8 @@ pub(crate) struct Engine<R, C> {
     crashed: VecDeque<Crashed<R>>,
     /// There may be partitions that are suspect, or whose first mark is on its way.
     attentive: bool,
+    /// There may be partitions with records that are not due yet.
+    delays: bool,
     /// Buffers of batches that have been worked off, for the next ones.
     spent: Vec<Vec<Job<R>>>,
     random: u64,
@@ -285,6 +290,7 @@ impl<R, C> Engine<R, C> {
             given_up: VecDeque::new(),
             crashed: VecDeque::new(),
             attentive: false,
+            delays: false,
             spent: Vec::new(),
             random,
             next_commit: None,
@@ -387,7 +393,8 @@ impl<R, C> Engine<R, C> {
         let Some(partition) = self.partition(owner) else {
             return 0;
         };
-        if partition.state != State::Running || partition.paused {
+        if partition.state != State::Running || partition.paused || partition.delayed.len() >= STOCK
+        {
             return 0;
         }
         let holds = self.breaker.holds();
@@ -458,8 +465,8 @@ impl<R, C> Engine<R, C> {
         )
     }
 
-    /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory.
-    #[inline]
+    /// [`receive_due`](Self::receive_due), at once.
+    #[cfg(test)]
     pub(crate) fn receive(
         &mut self,
         owner: Ownership,
@@ -467,6 +474,22 @@ impl<R, C> Engine<R, C> {
         key: Option<u64>,
         bytes: usize,
         record: R,
+    ) -> Received {
+        self.receive_due(owner, offset, key, bytes, record, None)
+    }
+
+    /// Takes in the next record of a partition. `key` is the hash of its key; `bytes` is what it keeps in memory. Before it
+    /// is `due` it is not handled, nor are those that come after it and may be due later; not for
+    /// [`Guarantee::AtMostOnce`], where it would be committed long before.
+    #[inline]
+    pub(crate) fn receive_due(
+        &mut self,
+        owner: Ownership,
+        offset: i64,
+        key: Option<u64>,
+        bytes: usize,
+        record: R,
+        due: Option<Instant>,
     ) -> Received {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return Received::Stale;
@@ -478,7 +501,8 @@ impl<R, C> Engine<R, C> {
         {
             return Received::WentBack { last: last - 1 };
         }
-        if partition.receive(offset, key, bytes, record, self.clock) {
+        if partition.receive(offset, key, bytes, record, due, self.clock) {
+            self.delays |= due.is_some();
             self.bytes += bytes;
             self.came += 1;
             if partition.commits_first() {
@@ -503,7 +527,7 @@ impl<R, C> Engine<R, C> {
 
     // ---- time ----
 
-    /// Tells the time; retries that are due come back to their lanes.
+    /// Tells the time; retries that are due come back to their lanes, and records that are due enter them.
     pub(crate) fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.pace.sample(self.now, self.turns_out);
@@ -521,6 +545,13 @@ impl<R, C> Engine<R, C> {
                 partition.lanes.release(waiting.lane);
             }
         }
+        if self.delays {
+            self.delays = false;
+            for partition in self.partitions.iter_mut().flatten() {
+                partition.release_due(self.now, self.clock);
+                self.delays |= partition.delayed.len() > 0;
+            }
+        }
         self.attend_to_suspects();
     }
 
@@ -535,7 +566,12 @@ impl<R, C> Engine<R, C> {
             .filter_map(|partition| partition.suspects.held_until())
             .min();
         let breaker = self.breaker.next_wake();
-        [self.schedule.next_due(), commit, held_until, breaker]
+        let partitions = self.partitions.iter().flatten();
+        let due = partitions
+            .filter(|_| self.delays)
+            .filter_map(|partition| partition.delayed.next_due())
+            .min();
+        [self.schedule.next_due(), commit, held_until, due, breaker]
             .into_iter()
             .flatten()
             .min()
@@ -1114,6 +1150,12 @@ impl<R, C> Engine<R, C> {
     /// taking back.
     pub(crate) fn next_breaker_change(&mut self) -> Option<BreakerChange> {
         self.breaker.next_change()
+    }
+
+    /// Whether the record waits for its time to come: nothing is wrong with it.
+    pub(crate) fn is_delayed(&self, owner: Ownership, seq: u64) -> bool {
+        self.partition(owner)
+            .is_some_and(|partition| partition.delayed.has(seq))
     }
 
     pub(crate) fn status(&self, owner: Ownership) -> Option<PartitionStatus> {

@@ -9,6 +9,7 @@ use std::{
 use super::{
     BATCH, Batch, Config, Job, Outcome, Ownership,
     commit::{CommitEntry, Committed},
+    delayed::Delayed,
     lanes::{LaneId, Lanes, Ordering, Queued, Turn},
     snapshot::{self, FinishedAbove, Identity, Inherited, Marks},
     staged::{Guarantee, Staged},
@@ -36,6 +37,8 @@ pub struct Counts {
     pub skipped: u64,
     pub for_others: u64,
     pub dead_lettered: u64,
+    /// To retry topics.
+    pub moved: u64,
     pub dropped: u64,
     /// Failed attempts after which the record was scheduled again.
     pub(crate) retried: u64,
@@ -52,6 +55,7 @@ impl std::ops::AddAssign for Counts {
         self.skipped += other.skipped;
         self.for_others += other.for_others;
         self.dead_lettered += other.dead_lettered;
+        self.moved += other.moved;
         self.dropped += other.dropped;
         self.retried += other.retried;
         self.postponed += other.postponed;
@@ -106,6 +110,8 @@ pub(crate) struct PartitionStatus {
     pub beyond_snapshot: usize,
     pub running: usize,
     pub queued: usize,
+    /// Not due yet.
+    pub delayed: usize,
     pub retrying: usize,
     /// Given up, its dead letter not acknowledged yet.
     pub(crate) dead_lettering: usize,
@@ -175,6 +181,8 @@ pub(crate) struct Partition<R> {
     pub(crate) lanes: Lanes<R>,
     /// Under [`Guarantee::AtMostOnce`]: what must be committed before it may enter the lanes.
     staged: Option<Staged<R>>,
+    /// What may not enter the lanes yet.
+    pub(crate) delayed: Delayed<R>,
     /// Staged records that were dropped when the partition began to be given away, and the first of them.
     forgotten: usize,
     forgotten_from: Option<i64>,
@@ -222,6 +230,7 @@ impl<R> Partition<R> {
             window: Window::new(config.window, start),
             lanes: Lanes::new(config.ordering),
             staged: (config.guarantee == Guarantee::AtMostOnce).then(Staged::new),
+            delayed: Delayed::new(),
             forgotten: 0,
             forgotten_from: None,
             committed: Committed::at(committed),
@@ -263,6 +272,7 @@ impl<R> Partition<R> {
         key: Option<u64>,
         bytes: usize,
         record: R,
+        due: Option<Instant>,
         clock: u32,
     ) -> bool {
         let seq = self.window.deliver(offset);
@@ -295,9 +305,10 @@ impl<R> Partition<R> {
             seq,
             attempts: 0,
         };
-        match &mut self.staged {
-            None => self.lanes.push(key, queued),
-            Some(staged) => staged.push(offset, key, queued),
+        match (&mut self.staged, due) {
+            (None, None) => self.lanes.push(key, queued),
+            (None, Some(due)) => self.delayed.push(due, key, queued),
+            (Some(staged), _) => staged.push(offset, key, queued),
         }
         true
     }
@@ -408,6 +419,7 @@ impl<R> Partition<R> {
             Outcome::Skipped => self.counts.skipped += 1,
             Outcome::ForOthers => self.counts.for_others += 1,
             Outcome::DeadLettered => self.counts.dead_lettered += 1,
+            Outcome::Moved => self.counts.moved += 1,
             Outcome::Dropped => self.counts.dropped += 1,
         }
         if !self.failing.is_empty() {
@@ -533,11 +545,23 @@ impl<R> Partition<R> {
         }
     }
 
+    /// What is due enters the lanes. How long it waits for a handler counts from here.
+    pub(crate) fn release_due(&mut self, now: Instant, clock: u32) {
+        while let Some((key, queued)) = self.delayed.take_due(now) {
+            let at = self.slot(queued.seq);
+            self.slots[at].since = clock;
+            self.lanes.push(key, queued);
+        }
+    }
+
     /// Drops what has not been handed over; but for records that are committed, or about to be by the commit in flight.
     pub(crate) fn drain(&mut self, in_flight: Option<i64>) {
         self.state = State::Draining;
         match &mut self.staged {
-            None => self.lanes.clear_queued(),
+            None => {
+                self.lanes.clear_queued();
+                self.delayed.clear();
+            }
             Some(staged) => {
                 // What is committed is handled now or never: a pause would only wait for its deadline.
                 self.paused = false;
@@ -680,7 +704,7 @@ impl<R> Partition<R> {
     }
 
     pub fn status(&self, retrying: usize, now: Instant, clock: u32) -> PartitionStatus {
-        let unfinished = self.unfinished();
+        let (unfinished, delayed) = (self.unfinished(), self.delayed.len());
         let running = match self.ordering {
             Ordering::Unordered => self.out,
             Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out(),
@@ -693,7 +717,8 @@ impl<R> Partition<R> {
             held: self.window.held(),
             beyond_snapshot: self.beyond_snapshot,
             running,
-            queued: unfinished.saturating_sub(running + retrying + self.given_up),
+            queued: unfinished.saturating_sub(running + retrying + self.given_up + delayed),
+            delayed,
             retrying,
             dead_lettering: self.given_up,
             bytes: self.bytes,

@@ -123,6 +123,7 @@ where
                 context: Arc::clone(context),
                 fence: Arc::clone(&work.fence),
                 owner: work.batch.owner,
+                tier: work.tier.clone(),
             });
             let call = move |job: &Job<Record>| {
                 let origin = (Arc::clone(&lease), job.seq);
@@ -149,6 +150,7 @@ where
         fence,
         issue,
         driver,
+        tier,
     } = work;
     done.reserve(buffer.len());
     let mut outcomes = Outcomes {
@@ -200,6 +202,7 @@ where
                     fence: Arc::clone(&fence),
                     issue,
                     driver: Arc::clone(&driver),
+                    tier: tier.clone(),
                 });
                 context.queue.push(rest, usize::MAX);
                 context.permits.give_back();

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Context, Report};
-use crate::engine::Ownership;
+use crate::{engine::Ownership, retry_topics::Tier};
 
 /// Closed when its ownership ends or is about to: what has not started by then does not start.
 #[derive(Debug, Default)]
@@ -79,6 +79,8 @@ pub(crate) struct Lease {
     pub(super) context: Arc<Context>,
     pub(super) fence: Arc<Fence>,
     pub(super) owner: Ownership,
+    /// The retry topic that the partition is of.
+    pub(crate) tier: Option<Arc<Tier>>,
 }
 
 impl Lease {

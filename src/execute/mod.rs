@@ -36,7 +36,9 @@ use crate::{
     classify::Classifier,
     dead_letter::FailureKind,
     engine::{AfterFailure, Batch, Failed, Job, LaneId, Outcome, Ownership},
+    held_keys::HeldKeys,
     record::Record,
+    retry_topics::Tier,
 };
 
 /// How long an executor keeps its thread: for a batch before it lets others have the rest, and in all before it yields.
@@ -47,7 +49,8 @@ const SLICE: Duration = Duration::from_millis(1);
 pub(crate) struct Cause {
     pub(crate) kind: FailureKind,
     pub(crate) message: String,
-    /// Where the classifier wants this record to go instead of the consumer's own dead-letter topic.
+    /// Where this record is to go instead of the consumer's own dead-letter topic: the classifier wants it, or its key is
+    /// held.
     pub(crate) dead_letter_topic: Option<Arc<str>>,
 }
 
@@ -73,6 +76,8 @@ pub(crate) struct Work {
     pub(crate) fence: Arc<Fence>,
     pub(crate) issue: Issue,
     pub(crate) driver: Arc<dyn Drive>,
+    /// The retry topic that the partition is of.
+    pub(crate) tier: Option<Arc<Tier>>,
 }
 
 /// A record that an executor is done with.
@@ -102,11 +107,12 @@ pub(crate) enum Report {
     },
     /// The handler of this record has been started, or says that it gets on.
     Progress { owner: Ownership, seq: u64 },
-    /// The broker has acknowledged the dead letter of a record that was given up.
-    DeadLettered {
+    /// The broker has acknowledged what was sent of a record that was given up.
+    SetAside {
         owner: Ownership,
         seq: u64,
         lane: LaneId,
+        outcome: Outcome,
     },
 }
 
@@ -173,6 +179,7 @@ pub(crate) struct Context {
     pub(crate) filter: Option<Filter>,
     /// The group, if it passes over records that were sent back for others.
     pub(crate) own_redrives_of: Option<Arc<str>>,
+    pub(crate) held_keys: Option<Arc<HeldKeys>>,
 }
 
 /// Tasks of handlers that were pending. They are aborted when this is dropped.

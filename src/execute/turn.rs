@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context as TaskContext, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Cause, Context, Done, Driver, Fence, Issue, Lease, Report, failed};
@@ -16,11 +16,16 @@ use crate::{
     engine::{AfterFailure, Failed, Job, Outcome, Ownership},
     handler::{Disposition, Handler, HandlerError},
     header_names,
+    held_keys::Ruling,
     message::Message,
     payload::{DecodeError, Decoder},
     record::Record,
     redrive::redriven_from,
+    retry_topics::{Admission, Tier},
 };
+
+/// Between two looks at whether a key is still held.
+const HELD: Duration = Duration::from_secs(1);
 
 /// What came of one call.
 pub(super) enum Attempted {
@@ -33,6 +38,10 @@ pub(super) enum Attempted {
     TimedOut(Duration),
     /// It was not over when the record had held up its partition for this long.
     Stuck(Duration),
+    /// It does not belong into the retry topic where it was found, for this reason.
+    Untrusted(String),
+    /// A record of its key was set aside.
+    KeyHeld(Ruling),
 }
 
 #[expect(
@@ -50,12 +59,26 @@ where
     H: Handler<P>,
     D: Decoder<P>,
 {
-    if let Some(group) = &origin.0.context.own_redrives_of
+    let Lease { context, tier, .. } = &*origin.0;
+    if let Some(group) = &context.own_redrives_of
         && is_for_another(group, &record)
     {
         return Attempted::ForOthers;
     }
-    if let Some(filter) = &origin.0.context.filter
+    let mut calls = attempt;
+    if let Some(tier) = tier {
+        match tier.admit(&record) {
+            Admission::Ours => calls = calls.saturating_add(Tier::attempts_before(&record)),
+            Admission::Foreign => return Attempted::Filtered,
+            Admission::Untrusted(reason) => return Attempted::Untrusted(reason),
+        }
+    }
+    if let Some(held) = &context.held_keys
+        && let Some(ruling) = held.ruling(&record, Instant::now())
+    {
+        return Attempted::KeyHeld(ruling);
+    }
+    if let Some(filter) = &context.filter
         && !filter(&record)
     {
         return Attempted::Filtered;
@@ -64,7 +87,7 @@ where
         Ok(payload) => payload,
         Err(error) => return Attempted::Undecodable(error),
     };
-    let message = Message::new(record, attempt, payload, Some(origin));
+    let message = Message::new(record, calls, payload, Some(origin));
     match driver.handler.handle(&message).await {
         Ok(()) => Attempted::Handled,
         Err(error) => Attempted::Failed(error),
@@ -133,6 +156,9 @@ pub(super) fn judge(
     attempted: Attempted,
 ) -> Result<Done, Failed<Record, Cause>> {
     let done = |outcome| {
+        if let Some(held) = &context.held_keys {
+            held.finished(&job.record);
+        }
         Ok(Done {
             seq: job.seq,
             lane: job.lane,
@@ -158,6 +184,22 @@ pub(super) fn judge(
         Attempted::Stuck(limit) => {
             let cause = Cause::stuck(limit);
             (cause.kind, AfterFailure::GiveUp, cause.message, None)
+        }
+        Attempted::Untrusted(reason) => {
+            (FailureKind::Untrusted, AfterFailure::GiveUp, reason, None)
+        }
+        Attempted::KeyHeld(ruling) => {
+            let message = "an earlier record of its key was set aside".into();
+            match ruling {
+                Ruling::Follow(topic) => {
+                    let kind = FailureKind::KeyHeld;
+                    (kind, AfterFailure::GiveUp, message, Some(topic))
+                }
+                Ruling::Wait => {
+                    let kind = FailureKind::AttemptsExhausted;
+                    (kind, AfterFailure::Postpone(HELD), message, None)
+                }
+            }
         }
         Attempted::Undecodable(error @ DecodeError::Invalid(_)) => (
             FailureKind::Undecodable,

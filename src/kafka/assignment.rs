@@ -129,10 +129,12 @@ impl Pump {
                 self.fail(RunErrorKind::DeadLetterTopicConsumed, message);
                 return;
             }
-            let Some(driver) = (self.lookup)(topic) else {
+            let tier = self.settings.retry_topics.get(topic).cloned();
+            let handled_as = tier.as_ref().map_or(topic, |tier| &tier.source);
+            let Some(driver) = (self.lookup)(handled_as) else {
                 self.fail(
                     RunErrorKind::NoHandler,
-                    format!("there is no handler for topic `{topic}`: add a route for it, or a narrower subscription"),
+                    format!("there is no handler for topic `{handled_as}`: add a route for it, or a narrower subscription"),
                 );
                 return;
             };
@@ -166,6 +168,7 @@ impl Pump {
                 filled,
                 fence: Arc::new(Fence::default()),
                 driver,
+                tier,
                 end: None,
                 identity,
                 log: Log::Sound,
@@ -469,7 +472,12 @@ impl Pump {
         partition: i32,
     ) -> Result<KafkaResult<i64>, NoPosition> {
         let ends = || consumer.fetch_watermarks(topic, partition, QUESTION);
-        Ok(match self.settings.start {
+        // Whatever lies in a retry topic is unfinished, from before the group first read it too.
+        let start = match self.settings.retry_topics.get(topic) {
+            Some(_) => StartPolicy::Earliest,
+            None => self.settings.start,
+        };
+        Ok(match start {
             StartPolicy::Refuse => return Err(NoPosition::Refused),
             StartPolicy::Earliest => ends().map(|(low, _)| low),
             StartPolicy::Latest => ends().map(|(_, high)| high),

@@ -155,6 +155,9 @@ impl Pump {
             return;
         };
         held.fence.close(Instant::now());
+        if let Some(keys) = &self.context.held_keys {
+            keys.forget(&held.source.topic, held.source.partition);
+        }
         self.context.permits.fence_closed();
         if held.prefetch.is_paused() {
             let Source {
@@ -182,6 +185,7 @@ impl Pump {
             skipped,
             for_others,
             dead_lettered,
+            moved,
             dropped,
             retried,
             postponed,
@@ -194,13 +198,15 @@ impl Pump {
         report.skipped += skipped;
         report.redriven_for_others += for_others;
         report.dead_lettered += dead_lettered;
+        report.moved_to_retry += moved;
         report.dropped += dropped;
         report.retried += retried;
         report.postponed += postponed;
         report.outages += outages;
         report.committed_unhandled += last.committed_left as u64;
         report.abandoned += last.running as u64;
-        report.unstarted += (last.queued + last.retrying + last.dead_lettering) as u64;
+        report.unstarted +=
+            (last.queued + last.delayed + last.retrying + last.dead_lettering) as u64;
         let Source {
             topic, partition, ..
         } = source;

@@ -1,8 +1,9 @@
-//! Records that are not going to be tried again: to the dead-letter topic, or what the user chose instead.
+//! Records that are not going to be tried again here: to a retry topic, to the dead-letter topic, or what the user chose
+//! instead.
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime},
 };
 
 use super::{client::generate_token, producer::AckedProducer, pump::Pump};
@@ -12,19 +13,49 @@ use crate::{
     engine::{GivenUp, Outcome},
     execute::{Cause, Report},
     record::Record,
+    retry_topics::{Tier, unix_millis},
 };
+
+/// Where a record goes that was given up.
+enum Destination {
+    Retry(Arc<Tier>),
+    DeadLetters(Arc<str>),
+    Nowhere,
+}
 
 impl Pump {
     pub(super) fn give_up(&mut self) -> bool {
         let mut any = false;
         while let Some(given_up) = self.next_given_up() {
             any = true;
-            match self.dead_letter_topic(&given_up) {
-                Some(topic) => self.dead_letter(topic, given_up),
-                None => self.do_without(given_up),
+            match self.destination(&given_up) {
+                Destination::Nowhere => self.do_without(given_up),
+                destination => self.set_aside(destination, given_up),
             }
         }
         any
+    }
+
+    fn destination(&self, given_up: &GivenUp<Record, Cause>) -> Destination {
+        let tiers = &self.settings.retry_topics;
+        let Cause {
+            kind,
+            dead_letter_topic: wanted,
+            ..
+        } = &given_up.cause;
+        let tier = match kind {
+            FailureKind::AttemptsExhausted | FailureKind::Timeout | FailureKind::Panic => {
+                tiers.after(given_up.record.topic())
+            }
+            FailureKind::KeyHeld => wanted.as_ref().and_then(|topic| tiers.get(topic)),
+            _ => None,
+        };
+        match tier {
+            Some(tier) => Destination::Retry(Arc::clone(tier)),
+            None => self
+                .dead_letter_topic(given_up)
+                .map_or(Destination::Nowhere, Destination::DeadLetters),
+        }
     }
 
     fn next_given_up(&mut self) -> Option<GivenUp<Record, Cause>> {
@@ -58,7 +89,8 @@ impl Pump {
             .map(|dead_letter| Arc::from(&*dead_letter.topic));
         let wanted = given_up.cause.dead_letter_topic.clone();
         if let Some(topic) = &wanted
-            && self.settings.subscription.takes_in(topic)
+            && (self.settings.subscription.takes_in(topic)
+                || self.settings.retry_topics.get(topic).is_some())
         {
             tracing::error!(
                 dead_letter_topic = %topic,
@@ -108,7 +140,7 @@ impl Pump {
         }
     }
 
-    fn dead_letter(&mut self, topic: Arc<str>, given_up: GivenUp<Record, Cause>) {
+    fn set_aside(&mut self, destination: Destination, given_up: GivenUp<Record, Cause>) {
         let Some(publisher) = self.publisher() else {
             return self.engine.abandon(given_up.owner);
         };
@@ -120,23 +152,57 @@ impl Pump {
             attempts,
             cause,
         } = given_up;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let failed_at_ms = unix_millis(SystemTime::now());
+        // What it has behind it as it was read, in retry topics.
+        let tier = self.settings.retry_topics.get(record.topic());
+        let before = tier.map_or(0, |_| Tier::attempts_before(&record));
+        let passed = tier.map_or(0, |tier| tier.number);
+        let (topic, onward) = match destination {
+            Destination::Retry(next) => (Arc::clone(&next.topic), Some(next)),
+            Destination::DeadLetters(topic) => (topic, None),
+            Destination::Nowhere => return self.engine.abandon(owner),
+        };
+        if let Some(held) = &self.context.held_keys {
+            let (in_tier, moves) = (tier.is_some(), onward.is_some());
+            held.set_aside(&record, in_tier, &topic, moves, Instant::now());
+        }
+        let called = match cause.kind {
+            // What never reached the handler the last time.
+            FailureKind::Undecodable | FailureKind::Untrusted | FailureKind::KeyHeld => {
+                attempts - 1
+            }
+            _ => attempts,
+        };
         let failure = Failure {
             kind: cause.kind,
             message: cause.message,
-            // What could not be decoded never reached the handler the last time.
-            attempts: if cause.kind == FailureKind::Undecodable {
-                attempts - 1
-            } else {
-                attempts
-            },
-            failed_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+            attempts: called.saturating_add(before),
+            failed_at_ms,
+            retry_tier: onward.as_ref().map_or(passed, |next| next.number),
+            due_at_ms: onward.as_ref().map(|next| next.due_at(failed_at_ms)),
         };
         let reports = self.send_report.clone();
         let task = self.runtime.spawn(async move {
             let at = publisher.publish(&topic, &record, &failure).await;
+            if let Some(due_at_ms) = failure.due_at_ms {
+                tracing::info!(
+                    topic = record.topic(),
+                    partition = record.partition(),
+                    offset = record.offset(),
+                    attempts = failure.attempts,
+                    error = %failure.message,
+                    retry_topic = %topic,
+                    due_at_ms,
+                    "moved to a retry topic"
+                );
+                let outcome = Outcome::Moved;
+                return reports.send(Report::SetAside {
+                    owner,
+                    seq,
+                    lane,
+                    outcome,
+                });
+            }
             tracing::info!(
                 topic = record.topic(),
                 partition = record.partition(),
@@ -149,7 +215,13 @@ impl Pump {
                 dead_letter_offset = at.offset,
                 "dead-lettered"
             );
-            reports.send(Report::DeadLettered { owner, seq, lane });
+            let outcome = Outcome::DeadLettered;
+            reports.send(Report::SetAside {
+                owner,
+                seq,
+                lane,
+                outcome,
+            });
         });
         self.dead_letters.push((owner, task));
     }

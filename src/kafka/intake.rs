@@ -4,6 +4,7 @@ use std::{
     hash::{BuildHasher, Hasher},
     mem,
     sync::{Arc, atomic::Ordering},
+    time::{Instant, SystemTime},
 };
 
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -152,10 +153,13 @@ impl Pump {
     }
 
     fn take_in(&mut self, slot: usize, chunk: &Arc<Chunk>) {
+        let (now, clock) = (Instant::now(), SystemTime::now());
         for index in 0..chunk.len() {
             let record = chunk.record(index);
             let (offset, size) = (record.offset(), record.size());
-            let key = record.key().map(|key| {
+            let keys = self.context.held_keys.as_ref();
+            let alone = keys.is_some_and(|keys| keys.is_waited_for(&record));
+            let key = record.key().filter(|_| !alone).map(|key| {
                 let mut hasher = self.key_hash.build_hasher();
                 hasher.write(key);
                 hasher.finish()
@@ -166,10 +170,14 @@ impl Pump {
             if !matches!(held.log, Log::Sound) {
                 return;
             }
+            let tier = held.tier.as_ref();
+            let due = tier.map(|tier| now + tier.wait(&record, clock));
             if !held.epochs.read(offset, record.leader_epoch()) {
                 return self.doubt(slot, Trouble::Elected);
             }
-            let received = self.engine.receive(held.owner, offset, key, size, record);
+            let received = self
+                .engine
+                .receive_due(held.owner, offset, key, size, record, due);
             if let Received::WentBack { .. } = received {
                 // What is dropped here is read again once it is known what log this is.
                 return self.doubt(slot, Trouble::WentBack(offset));

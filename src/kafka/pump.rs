@@ -36,15 +36,17 @@ use super::{
     watch::{Change, Watch},
 };
 use crate::{
+    Retry,
     consumer::{
         Event, RedrivenForOthers, Report as RunReport, RunError, RunErrorKind, Settings, Status,
     },
     dead_letter::Publisher,
-    engine::{Config, Engine, FinishedAbove, Identity, Outcome, Ownership},
+    engine::{AfterFailure, Config, Engine, FinishedAbove, Identity, Ownership},
     execute::{
         self, Cause, Context, Done, Drive, Fence, Permits, Queue, Recall, Report, Reports, Work,
     },
     record::{Record, Residency, Source},
+    retry_topics::Tier,
 };
 
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -224,7 +226,8 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
         let mut pump = lock();
         pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
         let settings = Arc::clone(&pump.settings);
-        let topics = settings.subscription.names();
+        let mut topics = settings.subscription.names();
+        topics.extend(settings.retry_topics.names());
         if let Err(error) = consumer.subscribe(&topics) {
             let message = format!("could not subscribe to {topics:?}: {error}");
             pump.fail(RunErrorKind::Client, message);
@@ -414,6 +417,8 @@ pub(super) struct Held {
     pub(super) filled: Arc<AtomicBool>,
     pub(super) fence: Arc<Fence>,
     pub(super) driver: Arc<dyn Drive>,
+    /// The retry topic that it is of.
+    pub(super) tier: Option<Arc<Tier>>,
     pub(super) end: Option<(i64, Instant)>,
     pub(super) identity: Identity,
     pub(super) log: Log,
@@ -564,6 +569,7 @@ impl Pump {
                 RedrivenForOthers::Skip => Some(Arc::clone(&settings.group)),
                 RedrivenForOthers::Handle => None,
             },
+            held_keys: settings.held_keys.clone(),
         });
         let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
         let executors = (0..count)
@@ -713,6 +719,7 @@ impl Pump {
                 tracing::warn!(
                     group = %self.settings.group,
                     subscription = ?self.settings.subscription,
+                    retry_topics = ?self.settings.retry_topics.names().collect::<Vec<_>>(),
                     "a topic of the subscription does not exist: it is taken up when it is created"
                 );
             }
@@ -773,6 +780,14 @@ impl Pump {
                         // It stays for as long as its retries take, and must not keep its neighbours in memory.
                         failed.job.record = failed.job.record.compact();
                         self.note_outage(&failed);
+                        if self
+                            .settings
+                            .retry_topics
+                            .get(failed.job.record.topic())
+                            .is_some()
+                        {
+                            once_only(&mut failed.then);
+                        }
                         self.engine.failed(owner, failed);
                     }
                     if !not_started.is_empty() {
@@ -791,9 +806,12 @@ impl Pump {
                     }
                 }
                 Report::Progress { owner, seq } => self.engine.started(owner, seq),
-                Report::DeadLettered { owner, seq, lane } => {
-                    self.engine.settle(owner, seq, lane, Outcome::DeadLettered);
-                }
+                Report::SetAside {
+                    owner,
+                    seq,
+                    lane,
+                    outcome,
+                } => self.engine.settle(owner, seq, lane, outcome),
             }
         }
         any
@@ -844,10 +862,12 @@ impl Pump {
             let Source {
                 topic, partition, ..
             } = &*held.source;
-            let paused = self
-                .paused
-                .iter()
-                .any(|paused| paused.covers(topic, *partition));
+            let source = held.tier.as_ref().map(|tier| &*tier.source);
+            let paused = self.paused.iter().any(|paused| {
+                // A topic's retry topics are paused with it; its partitions are not theirs.
+                paused.covers(topic, *partition)
+                    || paused.partition.is_none() && source == Some(&*paused.topic)
+            });
             self.engine.set_paused(held.owner, paused);
         }
     }
@@ -891,6 +911,7 @@ impl Pump {
                 fence: Arc::clone(&held.fence),
                 issue: self.context.recall.issue(),
                 driver: Arc::clone(&held.driver),
+                tier: held.tier.clone(),
             });
         }
         // Quick handlers are done with a round's batches sooner than a second executor is awake. Should they turn out
@@ -902,6 +923,13 @@ impl Pump {
         };
         self.context.queue.push(self.outgoing.drain(..), awake);
         any
+    }
+}
+
+/// In a retry topic a record has one attempt: the next topic is where it waits for another.
+fn once_only(then: &mut AfterFailure) {
+    if let AfterFailure::Retry(policy) | AfterFailure::RetryAfter(_, policy) = then {
+        *policy = Some(Arc::new(Retry::none()));
     }
 }
 

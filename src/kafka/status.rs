@@ -38,6 +38,7 @@ impl Pump {
                     beyond_snapshot: status.beyond_snapshot,
                     running: status.running,
                     queued: status.queued,
+                    delayed: status.delayed,
                     retrying: status.retrying,
                     dead_lettering: status.dead_lettering,
                     bytes: status.bytes,
@@ -92,6 +93,11 @@ impl Pump {
                 })
                 .collect(),
             breaker: self.breaker_status(now),
+            held_keys: self
+                .context
+                .held_keys
+                .as_ref()
+                .map_or(0, |held| held.count()),
             brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
         }
     }

@@ -143,7 +143,12 @@ impl Pump {
         let running = self.engine.running_behind(held.owner);
         let held_up = |record: &OpenRecord| match record.state {
             // What waits in a long queue is not stuck: what counts is for how long it has been in front.
-            RecordState::Queued if !self.engine.is_going(held.owner) => Duration::ZERO,
+            RecordState::Queued
+                if !self.engine.is_going(held.owner)
+                    || self.engine.is_delayed(held.owner, record.seq) =>
+            {
+                Duration::ZERO
+            }
             RecordState::Queued => {
                 let since = held.watch.head.filter(|(seq, _)| *seq == record.seq);
                 since.map_or(Duration::ZERO, |(_, since)| {

@@ -4,6 +4,7 @@ mod bounds;
 mod breaker;
 mod commits;
 mod crashes;
+mod delays;
 mod model;
 mod order;
 mod ownership;
