@@ -1,5 +1,7 @@
 //! Real broker: records that wait in topics of their own for another attempt, and keys that are held.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod common;
 
 use std::{
@@ -28,7 +30,8 @@ struct World {
 impl World {
     fn new(cluster: Cluster, delays: &[u64]) -> Self {
         let retry_topics = RetryTopics::new(delays.iter().copied().map(millis));
-        let topic = cluster.create_topic("orders", 2, &[]);
+        // One record is old: by the default retention it might be gone before it is read.
+        let topic = cluster.create_topic("orders", 2, &[("retention.ms", "-1")]);
         let tiers: Vec<_> = retry_topics.topics_of(&topic).collect();
         for tier in &tiers {
             cluster.create_topic_named(tier, 1, &[]);
@@ -62,11 +65,16 @@ impl World {
 
     /// Waits until so many are in the topic, and returns them.
     fn read(&self, topic: &str, count: i64) -> Vec<StoredRecord> {
-        eventually("the records to be there", PATIENCE, || {
-            self.cluster.end_offsets(topic).iter().sum::<i64>() >= count
-        });
+        wait_for(&self.cluster, topic, count);
         self.cluster.read_all(topic)
     }
+}
+
+/// Waits until so many are in the topic.
+fn wait_for(cluster: &Cluster, topic: &str, count: i64) {
+    eventually("the records to be there", PATIENCE, || {
+        cluster.end_offsets(topic).iter().sum::<i64>() >= count
+    });
 }
 
 fn header<'a>(record: &'a StoredRecord, name: &str) -> &'a str {
@@ -118,7 +126,7 @@ async fn a_record_that_fails_in_place_goes_through_the_tiers_at_their_times_and_
         Ok(())
     };
     let run = Running::start(world.consumer(), handler);
-    until("the fourth call", || calls.len() == 4).await;
+    until("the fourth call", || calls.len() >= 4).await;
     world.all_committed();
     let report = run.stop().await;
     assert_eq!((report.moved_to_retry, report.handled), (2, 1));
@@ -323,8 +331,9 @@ async fn forged_headers_neither_go_round_nor_wait_for_ever() {
         ],
     );
     let seen: Seen<(String, u32)> = Seen::default();
-    let noted = seen.clone();
+    let (noted, topic) = (seen.clone(), world.topic.clone());
     let handler = async move |message: &Message<Text>| -> HandlerResult {
+        assert_eq!(message.topic(), topic, "whatever its headers say");
         noted.note((message.payload().to_string(), message.attempt()));
         Err("no".into())
     };
@@ -336,8 +345,8 @@ async fn forged_headers_neither_go_round_nor_wait_for_ever() {
     assert_eq!(report.dead_lettered, 5);
     for letter in &letters {
         let (kind, attempts) = match letter.text() {
-            "none" | "elsewhere" | "no group" => ("untrusted", "0"),
-            "far" => ("attempts-exhausted", "2"),
+            "none" | "no group" => ("untrusted", "0"),
+            "far" | "elsewhere" => ("attempts-exhausted", "2"),
             "huge" => ("attempts-exhausted", "4294967295"),
             other => panic!("{other} is another group's"),
         };
@@ -347,10 +356,11 @@ async fn forged_headers_neither_go_round_nor_wait_for_ever() {
             "{}",
             letter.text()
         );
-        let origin = if kind == "untrusted" && attempts == "0" {
-            &world.tiers[0]
-        } else {
-            &world.topic
+        let origin = match letter.text() {
+            "none" | "no group" => &world.tiers[0],
+            // It may have come to our topic from there, with these headers.
+            "elsewhere" => "payments",
+            _ => &world.topic,
         };
         assert_eq!(header(letter, header_names::ORIGINAL_TOPIC), origin);
         assert_eq!(
@@ -362,7 +372,8 @@ async fn forged_headers_neither_go_round_nor_wait_for_ever() {
     }
     let mut seen: Vec<_> = seen.all().into_iter().map(|(value, _)| value).collect();
     seen.sort();
-    assert_eq!(seen, ["far", "far", "huge", "huge"], "once in each tier");
+    let twice = ["elsewhere", "elsewhere", "far", "far", "huge", "huge"];
+    assert_eq!(seen, twice, "once in each tier");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -388,18 +399,15 @@ async fn a_missing_tier_blocks_visibly_and_nothing_is_lost() {
     let deadline = Instant::now() + PATIENCE;
     let stalled = loop {
         let status = run.handle.status().await.unwrap();
-        if let [stalled] = &status.stalled_dead_letters[..] {
+        if let [stalled] = &status.stalled_dead_letters[..]
+            && stalled.error.contains("create the topic")
+        {
             break stalled.clone();
         }
         assert!(Instant::now() < deadline, "the status names the topic");
         tokio::time::sleep(millis(50)).await;
     };
     assert_eq!(stalled.topic, name);
-    assert!(
-        stalled.error.contains("create the topic"),
-        "{}",
-        stalled.error
-    );
     assert_eq!(committed(&world.cluster, &world.group, &world.topic)[0], 0);
     world.cluster.create_topic_named(&name, 1, &[]);
     tokio::task::block_in_place(|| all_committed(&world.cluster, &world.group, &name));
@@ -423,7 +431,7 @@ async fn records_that_wait_hold_up_nobody_and_are_handled_together_when_due() {
         Ok(())
     };
     let run = Running::start(world.consumer().concurrency(20), handler);
-    world.read(&world.tiers[0], 200);
+    wait_for(&world.cluster, &world.tiers[0], 200);
     let began = Instant::now();
     world
         .cluster
@@ -441,7 +449,7 @@ async fn records_that_wait_hold_up_nobody_and_are_handled_together_when_due() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tiers_records_go_to_the_handler_of_their_topic_and_are_paused_with_it() {
     let Some(cluster) = cluster() else { return };
-    let world = World::new(cluster, &[300]);
+    let world = World::new(cluster, &[2_000]);
     let other = world.cluster.create_topic("payments", 1, &[]);
     let other_tier = world.retry_topics.topics_of(&other).next().unwrap();
     world.cluster.create_topic_named(&other_tier, 1, &[]);
@@ -465,9 +473,9 @@ async fn a_tiers_records_go_to_the_handler_of_their_topic_and_are_paused_with_it
     world.cluster.produce(&other, [Record::value("b")]);
     until("b to be handled", || seen.len() == 1).await;
     world.cluster.produce(&world.topic, [Record::value("a")]);
-    world.read(&world.tiers[0], 1);
+    wait_for(&world.cluster, &world.tiers[0], 1);
     handle.pause(&world.topic).unwrap();
-    tokio::time::sleep(millis(1_000)).await;
+    tokio::time::sleep(millis(3_000)).await;
     assert_eq!(seen.all(), ["payments: b"]);
     handle.resume(&world.topic).unwrap();
     until("a to be handled", || seen.len() == 2).await;
@@ -491,7 +499,12 @@ async fn service() {
         // It is killed before it commits.
         .commit_interval(Duration::from_secs(3_600))
         .crash_limit(None);
-    let handler = async |_: &Message<Text>| -> HandlerResult { Err("no".into()) };
+    let handler = async |message: &Message<Text>| -> HandlerResult {
+        if message.attempt() > 1 {
+            std::future::pending::<()>().await;
+        }
+        Err("no".into())
+    };
     builder.build().unwrap().run(handler).await.unwrap();
 }
 
@@ -509,7 +522,7 @@ async fn a_process_that_is_killed_before_it_commits_makes_a_repeat_of_the_same_i
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    world.read(&world.tiers[0], 3);
+    wait_for(&world.cluster, &world.tiers[0], 3);
     process.kill().unwrap();
     process.wait().unwrap();
 
@@ -526,7 +539,7 @@ async fn a_process_that_is_killed_before_it_commits_makes_a_repeat_of_the_same_i
         .consumer()
         .retry(Retry::fixed(millis(5)).max_attempts(1));
     let run = Running::start(builder, handler);
-    world.read(&world.tiers[0], 6);
+    wait_for(&world.cluster, &world.tiers[0], 6);
     world.all_committed();
     run.stop().await;
     let mut ids = ids.all();
@@ -617,13 +630,11 @@ fn retry_topics_that_cannot_be_kept_apart_or_break_a_promise_are_refused_at_buil
 
 // ---- held keys ----
 
-fn held_world(cluster: Cluster, policy: HoldKey) -> (World, Builder) {
-    let world = World::new(cluster, &[]);
-    let builder = consumer(&world.cluster, &world.group)
+fn holding(world: &World, policy: HoldKey) -> Builder {
+    consumer(&world.cluster, &world.group)
         .topic(&world.topic)
         .dead_letter(DeadLetter::topic(&world.letters))
-        .hold_key(policy);
-    (world, builder)
+        .hold_key(policy)
 }
 
 fn of_key(key: &str, value: &str) -> Record {
@@ -664,7 +675,8 @@ fn send_back(world: &World, letter: &StoredRecord) {
 #[tokio::test(flavor = "multi_thread")]
 async fn later_records_of_a_key_follow_a_dead_letter_until_all_have_come_back() {
     let Some(cluster) = cluster() else { return };
-    let (world, builder) = held_world(cluster, HoldKey::Follow);
+    let world = World::new(cluster, &[]);
+    let builder = holding(&world, HoldKey::Follow);
     let seen: Seen<String> = Seen::default();
     let run = Running::start(builder, refusing_bad(&seen));
     world.cluster.produce(
@@ -717,7 +729,8 @@ async fn later_records_of_a_key_follow_a_dead_letter_until_all_have_come_back() 
 #[tokio::test(flavor = "multi_thread")]
 async fn later_records_of_a_key_wait_for_a_dead_letter_to_come_back_or_for_a_word() {
     let Some(cluster) = cluster() else { return };
-    let (world, builder) = held_world(cluster, HoldKey::Wait);
+    let world = World::new(cluster, &[]);
+    let builder = holding(&world, HoldKey::Wait);
     let seen: Seen<String> = Seen::default();
     let run = Running::start(builder, refusing_bad(&seen));
     world.cluster.produce(
@@ -760,7 +773,8 @@ async fn later_records_of_a_key_wait_for_a_dead_letter_to_come_back_or_for_a_wor
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_forgets_which_keys_are_held() {
     let Some(cluster) = cluster() else { return };
-    let (world, builder) = held_world(cluster, HoldKey::Wait);
+    let world = World::new(cluster, &[]);
+    let builder = holding(&world, HoldKey::Wait);
     let seen: Seen<String> = Seen::default();
     let run = Running::start(builder, refusing_bad(&seen));
     world
@@ -770,14 +784,7 @@ async fn a_restart_forgets_which_keys_are_held() {
     tokio::time::sleep(millis(500)).await;
     run.stop().await;
     assert_eq!(seen.len(), 0);
-    let (_, builder) = (
-        (),
-        consumer(&world.cluster, &world.group)
-            .topic(&world.topic)
-            .dead_letter(DeadLetter::topic(&world.letters))
-            .hold_key(HoldKey::Wait),
-    );
-    let run = Running::start(builder, refusing_bad(&seen));
+    let run = Running::start(holding(&world, HoldKey::Wait), refusing_bad(&seen));
     until("it to be handled", || seen.len() == 1).await;
     assert_eq!(run.stop().await.dead_lettered, 0);
 }

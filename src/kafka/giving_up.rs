@@ -102,6 +102,19 @@ impl Pump {
         wanted.or(own)
     }
 
+    /// Calls of the handler, with those before the record came to a retry topic.
+    fn attempts_in_all(&self, record: &Record, attempts: u32, kind: FailureKind) -> u32 {
+        let called = match kind {
+            // What never reached the handler the last time.
+            FailureKind::Undecodable | FailureKind::Untrusted | FailureKind::KeyHeld => {
+                attempts - 1
+            }
+            _ => attempts,
+        };
+        let tier = self.settings.retry_topics.get(record.topic());
+        called.saturating_add(tier.map_or(0, |_| Tier::attempts_before(record)))
+    }
+
     fn do_without(&mut self, given_up: GivenUp<Record, Cause>) {
         let GivenUp {
             owner,
@@ -111,6 +124,7 @@ impl Pump {
             attempts,
             cause,
         } = given_up;
+        let attempts = self.attempts_in_all(&record, attempts, cause.kind);
         match self.settings.exhausted {
             Exhausted::Skip => {
                 tracing::error!(
@@ -153,9 +167,8 @@ impl Pump {
             cause,
         } = given_up;
         let failed_at_ms = unix_millis(SystemTime::now());
-        // What it has behind it as it was read, in retry topics.
+        let attempts = self.attempts_in_all(&record, attempts, cause.kind);
         let tier = self.settings.retry_topics.get(record.topic());
-        let before = tier.map_or(0, |_| Tier::attempts_before(&record));
         let passed = tier.map_or(0, |tier| tier.number);
         let (topic, onward) = match destination {
             Destination::Retry(next) => (Arc::clone(&next.topic), Some(next)),
@@ -166,17 +179,10 @@ impl Pump {
             let (in_tier, moves) = (tier.is_some(), onward.is_some());
             held.set_aside(&record, in_tier, &topic, moves, Instant::now());
         }
-        let called = match cause.kind {
-            // What never reached the handler the last time.
-            FailureKind::Undecodable | FailureKind::Untrusted | FailureKind::KeyHeld => {
-                attempts - 1
-            }
-            _ => attempts,
-        };
         let failure = Failure {
             kind: cause.kind,
             message: cause.message,
-            attempts: called.saturating_add(before),
+            attempts,
             failed_at_ms,
             retry_tier: onward.as_ref().map_or(passed, |next| next.number),
             due_at_ms: onward.as_ref().map(|next| next.due_at(failed_at_ms)),
