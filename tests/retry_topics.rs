@@ -394,6 +394,10 @@ async fn a_missing_tier_blocks_visibly_and_nothing_is_lost() {
     let builder = world
         .consumer()
         .retry_topics(missing)
+        .dead_letter(
+            // By default the client takes half a minute to be sure of it.
+            DeadLetter::topic(&world.letters).property("topic.metadata.propagation.max.ms", "1000"),
+        )
         .property("topic.metadata.refresh.interval.ms", "1000");
     let run = Running::start(builder, handler);
     let deadline = Instant::now() + PATIENCE;
@@ -787,6 +791,25 @@ async fn a_restart_forgets_which_keys_are_held() {
     let run = Running::start(holding(&world, HoldKey::Wait), refusing_bad(&seen));
     until("it to be handled", || seen.len() == 1).await;
     assert_eq!(run.stop().await.dead_lettered, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_given_away_takes_its_held_keys_along() {
+    let Some(cluster) = cluster() else { return };
+    let world = World::new(cluster, &[]);
+    let seen: Seen<String> = Seen::default();
+    let changes = common::Changes::default();
+    let builder = holding(&world, HoldKey::Wait).rebalance_listener(changes.clone());
+    let run = Running::start(builder, refusing_bad(&seen));
+    let bad = (0..2).map(|at| Record::value("bad").key(format!("k{at}")).partition(at));
+    world.cluster.produce(&world.topic, bad);
+    wait_for(&world.cluster, &world.letters, 2);
+    assert_eq!(run.handle.status().await.unwrap().held_keys, 2);
+    let other = Running::start(holding(&world, HoldKey::Wait), refusing_bad(&seen));
+    until("one partition to be given away", || changes.owned() == 1).await;
+    assert_eq!(run.handle.status().await.unwrap().held_keys, 1);
+    other.stop().await;
+    run.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -165,7 +165,7 @@ impl Waiting<'_> {
                 Ok(outcome) => return outcome,
                 Err(_) => self.stall(
                     record,
-                    "no acknowledgement yet; check that the brokers are reachable",
+                    "no acknowledgement yet; check that the topic exists and the brokers are reachable",
                 ),
             }
         }
