@@ -96,6 +96,7 @@ fn a_drain_does_not_wait_for_what_is_not_due() {
     receive_due(&mut world, owner, 0, 10 * SECOND);
     world.engine.drain(owner);
     assert!(world.engine.is_drained(owner));
+    assert_eq!(world.status(owner).delayed, 0, "nothing is kept of it");
     world.pass(10 * SECOND);
     assert_eq!(world.hand_over(), NOTHING, "it is the next owner's");
     world.engine.end(owner);
