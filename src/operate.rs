@@ -3,3 +3,8 @@
 pub use crate::kafka::{
     Administrator, Cluster, Committed, Courier, InspectError, Next, Note, Planned, Remark,
 };
+
+/// The kind of failure with this name in the header `errorKind`.
+pub fn failure_kind(name: &str) -> Option<crate::FailureKind> {
+    crate::FailureKind::from_name(name)
+}

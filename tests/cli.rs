@@ -426,6 +426,93 @@ fn many_letters_are_moved_only_if_somebody_says_yes() {
     assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [101]);
 }
 
+#[test]
+fn letters_go_back_once_whether_with_a_filter_or_without() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let letters = (0..6).map(|n| {
+        let kind = if n % 2 == 0 { "timeout" } else { "permanent" };
+        letter(n, kind, now()).header("originalTopic", &*topic)
+    });
+    cluster.produce(&dlq, letters);
+    let redrive = |more: &str| on(&cluster, &format!("dlq redrive {dlq} {more}"));
+    let ids = || {
+        let back = cluster.read_all(&topic).into_iter();
+        let mut ids: Vec<_> = back
+            .map(|it| it.header("messageId").unwrap().to_owned())
+            .collect();
+        ids.sort_unstable();
+        ids
+    };
+    redrive("").with(2, "--to");
+    redrive(&format!("--to {topic} --kind java.io.IOException")).with(2, "none of this library's");
+
+    let dry = redrive(&format!("--to {topic} --kind timeout --dry-run -o json")).well();
+    assert_eq!(dry.json()[0]["redriven"][&topic], 3);
+    assert_eq!(dry.json()[0]["notMeant"], 3);
+    assert_eq!(ids().len(), 0);
+
+    let done = redrive(&format!("--to {topic} --kind timeout -o json")).well();
+    assert_eq!(done.json()[0]["redriven"][&topic], 3);
+    assert_eq!(ids(), ["order-0", "order-2", "order-4"]);
+    assert_eq!(cluster.read_all(&topic)[0].header("retryCount"), Some("3"));
+    let open = on(&cluster, &format!("dlq list {dlq} -o json")).well();
+    assert_eq!(
+        offsets(&open.json()),
+        [5, 3, 1],
+        "what went back is not open"
+    );
+
+    let done = redrive(&format!("--to {topic}")).well();
+    assert!(done.contains("3  sent back to"), "{}", done.out);
+    assert_eq!(ids().len(), 6, "none went twice");
+    let nothing = redrive(&format!("--to {topic}")).well();
+    assert!(nothing.contains("nothing to send back"), "{}", nothing.out);
+    assert_eq!(ids().len(), 6);
+}
+
+#[test]
+fn what_may_not_go_back_is_parked_and_many_letters_need_a_yes() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let worn_out = letter(0, "timeout", now()).header("originalTopic", &*topic);
+    cluster.produce(
+        &dlq,
+        [
+            worn_out.header("retryCount", "5"),
+            letter(1, "timeout", now()),
+        ],
+    );
+    let redrive = |more: &str| on(&cluster, &format!("dlq redrive {dlq} --to {topic} {more}"));
+    redrive("").with(3, "topics create-dlq");
+    assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [-1]);
+    let lot = format!("{dlq}.parked");
+    cluster.create_topic_named(&lot, 1, &[]);
+    let done = redrive("-o json").well();
+    assert_eq!(
+        done.json()[0]["parked"].to_string(),
+        r#"{"exhausted":1,"untrusted":1}"#
+    );
+    assert_eq!(copies(&cluster, &lot).len(), 2);
+    assert_eq!(copies(&cluster, &topic).len(), 0);
+    // One of them may go back from the parking lot, the other one stays there.
+    let back = on(&cluster, &format!("dlq redrive {lot} --to {topic} -o json"));
+    let back = back.with(5, "still there");
+    assert_eq!(back.json()[0]["left"]["untrusted"], 1);
+    assert_eq!(copies(&cluster, &topic)[0].header("retryCount"), Some("1"));
+
+    cluster.produce(
+        &dlq,
+        (0..101).map(|n| letter(n, "timeout", now()).header("originalTopic", &*topic)),
+    );
+    redrive("").with(4, "101 letters are sent back");
+    assert_eq!(copies(&cluster, &topic).len(), 1);
+    redrive("--yes").well();
+    assert_eq!(copies(&cluster, &topic).len(), 102);
+}
+
 fn postpones() -> impl Handler<Raw> {
     async |_: &Message<Raw>| -> HandlerResult {
         Err(reliable_consumer::postpone(millis(60_000), "later"))
@@ -447,6 +534,9 @@ async fn nothing_is_parked_behind_the_back_of_a_redriver_at_work() {
     .await;
     on(&cluster, &format!("dlq park {dlq} 0@2")).with(1, "at work");
     assert_eq!(copies(&cluster, &lot).len(), 0);
+    // Nor can it be told what a run with a filter has done.
+    let redrive = format!("dlq redrive {dlq} --to orders --kind timeout");
+    on(&cluster, &redrive).with(5, "will send it again");
     running.stop().await;
 
     // And a redriver that comes afterwards passes over what was parked meanwhile.
@@ -681,7 +771,9 @@ fn shells_get_completions_and_help_names_every_command() {
         assert!(help.contains(word), "{word}");
     }
     let help = run("dlq --help").well();
-    for word in ["list", "show", "stats", "export", "park", "unpark"] {
+    for word in [
+        "list", "show", "stats", "export", "redrive", "park", "unpark",
+    ] {
         assert!(help.contains(word), "{word}");
     }
 }

@@ -147,7 +147,7 @@ impl FailureKind {
         Self::KeyHeld,
     ];
 
-    fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 

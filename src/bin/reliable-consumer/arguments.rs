@@ -161,6 +161,21 @@ pub enum Dlq {
     ///
     /// Text is written as {"text": …}, what is not UTF-8 as {"base64": …}. Letters of a partition come in their order.
     Export(Export),
+    /// Sends letters back to the topics that their records came from
+    ///
+    /// Each record goes back with its key, value, headers and `messageId`, and a `retryCount` one higher; one that has been
+    /// back as often as --threshold says goes to the parking lot. Only topics that are named with --to are sent to: where a
+    /// letter comes from is what its headers say, and anybody can write headers. What names another topic is parked. Of a
+    /// topic that ends in `.parked` the letters begin anew with `retryCount` 1, and what cannot be sent stays.
+    ///
+    /// It deals with the letters that are there when it begins, and ends; with --follow it goes on until it is stopped, and
+    /// waits before each record goes back, longer each time. A letter is done when all in-sync replicas have the record. It
+    /// can be interrupted and run again: what is done is noted, and nothing is lost. Records that were sent and not noted
+    /// before a crash are sent again, with the same `messageId`.
+    ///
+    /// What a run with a filter has done is noted for the redriver's group too, if nobody is at work in it; otherwise that
+    /// is said, and that redriver will send it again.
+    Redrive(Redrive),
     /// Moves single letters to the parking lot, for people to look at
     ///
     /// The letter is copied to the parking lot. When all in-sync replicas have the copy, it is noted for the redriver's
@@ -194,7 +209,7 @@ impl Source {
     }
 }
 
-/// Which letters are meant: those that meet all of these. Of several topics, kinds and keys one is enough.
+/// Which letters are meant.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Which letters")]
 pub struct Which {
@@ -202,6 +217,14 @@ pub struct Which {
     #[arg(long)]
     pub all: bool,
 
+    #[command(flatten)]
+    pub filter: Filter,
+}
+
+/// Letters that meet all of these. Of several topics, kinds and keys one is enough.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Which letters")]
+pub struct Filter {
     /// The topic that the record was in first. May be repeated
     #[arg(long, value_name = "TOPIC")]
     pub origin: Vec<String>,
@@ -283,6 +306,55 @@ pub struct Export {
 
     #[command(flatten)]
     pub which: Which,
+}
+
+#[derive(Args, Debug)]
+pub struct Redrive {
+    #[command(flatten)]
+    pub source: Source,
+
+    /// A topic that records may be sent back to. May be repeated
+    #[arg(long, value_name = "TOPIC")]
+    pub to: Vec<String>,
+
+    /// A regular expression for the whole names of such topics. May be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub to_pattern: Vec<String>,
+
+    #[command(flatten)]
+    pub filter: Filter,
+
+    /// Records that have been back so often are parked
+    #[arg(long, value_name = "NUMBER", default_value_t = 5)]
+    pub threshold: u32,
+
+    /// At most so many records a second
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
+
+    /// Where letters go that are not sent back [default: <TOPIC>.parked]
+    #[arg(long, value_name = "TOPIC")]
+    pub parking_lot: Option<String>,
+
+    /// For which group records go back, whatever their letters say: others on the topic pass them over
+    #[arg(long, value_name = "GROUP")]
+    pub for_group: Option<String>,
+
+    /// To topics of their own, <topic>.<group>.redrive, for groups that don't use this library
+    #[arg(long)]
+    pub topic_per_group: bool,
+
+    /// Goes on until it is stopped
+    #[arg(long, conflicts_with_all = ["dry_run", "origin", "kind", "since", "until", "key", "header"])]
+    pub follow: bool,
+
+    /// Says what would be done, and changes nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Does not ask. More than 100 letters are dealt with only if somebody says yes
+    #[arg(long, short)]
+    pub yes: bool,
 }
 
 #[derive(Args, Debug)]

@@ -1,8 +1,10 @@
 //! Which letters are meant.
 
-use reliable_consumer::{Record, Story, header_names};
+use std::time::{Duration, UNIX_EPOCH};
 
-use crate::arguments::Which;
+use reliable_consumer::{LetterFilter, Record, Story, header_names, operate::failure_kind};
+
+use crate::arguments::Filter;
 
 /// A header's name, and its value if that matters.
 pub type HeaderWanted = (String, Option<String>);
@@ -32,7 +34,7 @@ pub fn key_wanted(text: &str) -> Result<Vec<u8>, String> {
     bytes.ok_or_else(|| "expected an even number of hexadecimal digits after hex:".into())
 }
 
-impl Which {
+impl Filter {
     /// Whether the letter is meant; whether it is open is another matter.
     pub fn means(&self, letter: &Record, story: Option<&Story<'_>>) -> bool {
         let origin = story.and_then(|story| story.origin);
@@ -59,6 +61,62 @@ impl Which {
     }
 }
 
+impl Filter {
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            origin,
+            kind,
+            since,
+            until,
+            key,
+            header,
+        } = self;
+        let lists = [
+            origin.is_empty(),
+            kind.is_empty(),
+            key.is_empty(),
+            header.is_empty(),
+        ];
+        !lists.contains(&false) && since.is_none() && until.is_none()
+    }
+
+    /// The same for a redriver, which knows this library's kinds only.
+    pub fn for_redriver(&self) -> Result<LetterFilter, String> {
+        let mut filter = LetterFilter::all();
+        for origin in &self.origin {
+            filter = filter.topic(origin);
+        }
+        for name in &self.kind {
+            let kind = failure_kind(name);
+            let kind = kind.ok_or_else(|| format!("letters cannot be sent back by the kind {name}: it is none of this library's; filter by --origin, --header or time"))?;
+            filter = filter.error_kind(kind);
+        }
+        let time = |millis: i64| {
+            let distance = Duration::from_millis(millis.unsigned_abs());
+            match millis < 0 {
+                true => UNIX_EPOCH - distance,
+                false => UNIX_EPOCH + distance,
+            }
+        };
+        if let Some(since) = self.since {
+            filter = filter.failed_after(time(since.0));
+        }
+        if let Some(until) = self.until {
+            filter = filter.failed_before(time(until.0));
+        }
+        for key in &self.key {
+            filter = filter.key(key.clone());
+        }
+        for (name, value) in &self.header {
+            filter = match value {
+                Some(value) => filter.header(name, value.as_bytes()),
+                None => filter.has_header(name),
+            };
+        }
+        Ok(filter)
+    }
+}
+
 /// A kind of ours, also of a later version's, or a class with or without its package.
 fn is_kind(wanted: &str, letter: &Record, story: Option<&Story<'_>>) -> bool {
     let Some(error) = story.map(|story| story.error) else {
@@ -80,7 +138,7 @@ mod tests {
     use super::*;
     use crate::time::Moment;
 
-    fn means(which: &Which) -> bool {
+    fn means(which: &Filter) -> bool {
         let letter = Message::builder()
             .key(b"k\xff")
             .header("tenant", "blue")
@@ -96,8 +154,8 @@ mod tests {
 
     #[test]
     fn a_letter_has_to_meet_all_that_is_asked_and_one_of_each() {
-        let asked = |change: &dyn Fn(&mut Which)| {
-            let mut which = Which::default();
+        let asked = |change: &dyn Fn(&mut Filter)| {
+            let mut which = Filter::default();
             change(&mut which);
             means(&which)
         };
@@ -135,9 +193,9 @@ mod tests {
             ("IOException", true),
             ("io", false),
         ] {
-            let which = Which {
+            let which = Filter {
                 kind: vec![kind.into()],
-                ..Which::default()
+                ..Filter::default()
             };
             assert_eq!(which.means(&letter, story.as_ref()), expected, "{kind}");
         }

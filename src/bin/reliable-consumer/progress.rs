@@ -27,6 +27,17 @@ impl Progress {
         Self { bar, seen: 0 }
     }
 
+    /// So many by now.
+    pub fn at(&mut self, seen: u64) {
+        self.seen = seen;
+        self.bar.set_position(seen);
+    }
+
+    /// Says something in between, also where the bar is hidden.
+    pub fn say(&self, what: &str) {
+        self.bar.suspend(|| eprintln!("{what}"));
+    }
+
     pub fn step(&mut self) {
         self.seen += 1;
         if self.seen.is_multiple_of(STEP) {

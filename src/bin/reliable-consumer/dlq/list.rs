@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Letters;
 use crate::{
-    arguments::{Connection, Format, List, Which},
+    arguments::{Connection, Format, List},
     failure::Failure,
     letter::Letter,
     place::Place,
@@ -28,7 +28,7 @@ pub fn run(
     let limit = list.limit as usize;
     let mut newest = Newest::new(limit, format);
     let tails = tails(&spans, i64::from(list.limit).max(TAIL));
-    let searches = list.which.searches();
+    let searches = !list.which.filter.is_empty();
     if !searches {
         letters.each(&tails, "reading", |letter| newest.offer(letter))?;
     }
@@ -43,28 +43,6 @@ pub fn run(
 fn tails(spans: &[(i32, Range<i64>)], length: i64) -> Vec<(i32, Range<i64>)> {
     let tail = |span: &Range<i64>| span.start.max(span.end - length)..span.end;
     spans.iter().map(|(it, span)| (*it, tail(span))).collect()
-}
-
-impl Which {
-    /// Whether it asks for some letters only.
-    fn searches(&self) -> bool {
-        let Self {
-            all: _,
-            origin,
-            kind,
-            since,
-            until,
-            key,
-            header,
-        } = self;
-        let any = [
-            origin.is_empty(),
-            kind.is_empty(),
-            key.is_empty(),
-            header.is_empty(),
-        ];
-        any.contains(&false) || since.is_some() || until.is_some()
-    }
 }
 
 /// The first is the oldest, which leaves when a newer one comes.

@@ -3,6 +3,7 @@
 mod export;
 mod list;
 mod moving;
+mod redrive;
 mod show;
 mod stats;
 
@@ -32,6 +33,7 @@ pub fn run(
         Dlq::Show(show) => show::run(show, connection, format, out),
         Dlq::Stats(stats) => stats::run(stats, connection, format, out),
         Dlq::Export(export) => export::run(export, connection, out),
+        Dlq::Redrive(redrive) => redrive::run(redrive, connection, format, out),
         Dlq::Park(park) => moving::park(park, connection, format, out),
         Dlq::Unpark(unpark) => moving::unpark(unpark, connection, format, out),
     }
@@ -103,7 +105,7 @@ impl<'a> Letters<'a> {
                 return Ok(Next::More);
             }
             let story = Story::of(record);
-            if self.which.means(record, story.as_ref()) {
+            if self.which.filter.means(record, story.as_ref()) {
                 each(&Letter {
                     record,
                     story,
