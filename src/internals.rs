@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Dialect, Record, dead_letter, engine};
+use crate::{Dialect, Record, dead_letter, engine, spool::format};
 
 /// The window of a partition.
 #[derive(Debug)]
@@ -87,4 +87,45 @@ pub fn dead_letter_headers(
 /// Names of the headers that a dead letter in this dialect may have.
 pub fn names_in(dialect: Dialect) -> &'static [&'static str] {
     dialect.replaced()
+}
+
+/// A spool file with a record for each value.
+pub fn spool_file(salt: [u8; 8], values: &[&[u8]]) -> Vec<u8> {
+    let mut file = format::header(format::Salt(salt)).to_vec();
+    for value in values {
+        let entry = format::Entry {
+            spooled_at_ms: 1,
+            topic: "letters",
+            partition: None,
+            timestamp_ms: Some(2),
+            key: Some(value),
+            value: Some(value),
+            origin: None,
+            headers: vec![format::Header {
+                name: b"name",
+                value: None,
+                expendable: 1,
+            }],
+        };
+        let body = entry
+            .encode()
+            .expect("a fuzzer's input is smaller than 4 GiB");
+        file.extend(format::head(format::Salt(salt), &body));
+        file.extend(body);
+    }
+    file
+}
+
+/// The whole records of a spool file: what they would be written as again, and their values.
+pub fn spool_entries(file: &[u8]) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    let pieces = format::Pieces::of(file).into_iter().flatten();
+    pieces
+        .filter_map(|(_, piece)| match piece {
+            format::Piece::Whole(entry) => Some((
+                entry.encode().expect("it was not larger than 4 GiB"),
+                entry.value.map(<[u8]>::to_vec),
+            )),
+            _ => None,
+        })
+        .collect()
 }

@@ -192,6 +192,7 @@ mod payload;
 mod record;
 mod redrive;
 mod retry_topics;
+mod spool;
 
 // The consumer.
 pub use consumer::{
@@ -214,7 +215,9 @@ pub use record::{Header, Headers, Record, Timestamp, TimestampKind};
 // What happens to failures.
 pub use backoff::Retry;
 pub use classify::{Classification, Classifier, DynError, find_error};
-pub use dead_letter::{DeadLetter, Dialect, ErrorMessage, FailureKind, LastError, Story};
+pub use dead_letter::{
+    DeadLetter, Dialect, ErrorMessage, FailureKind, LastError, Story, Unavailable,
+};
 pub use held_keys::HoldKey;
 pub use origin::Origin;
 pub use redrive::{
@@ -225,8 +228,8 @@ pub use retry_topics::RetryTopics;
 
 // What can be seen.
 pub use consumer::{
-    BreakerStatus, Lag, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
-    StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
+    BreakerStatus, DeadLetterSpool, Lag, OwnershipState, PartitionReport, PartitionStatus, Report,
+    RunningRecord, StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
 };
 pub use engine::RecordState;
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Classifier, Guarantee, Ordering, OutageBreaker, Record, Retry,
-    dead_letter::DeadLetter,
+    dead_letter::{DeadLetter, Unavailable},
     engine,
     execute::Filter,
     held_keys::{HeldKeys, HoldKey},
@@ -681,6 +681,28 @@ fn check_dead_letter(
 ) -> Result<(), BuildError> {
     let topic = &*dead_letter.topic;
     check_topic("the dead-letter topic", topic)?;
+    match &dead_letter.unavailable {
+        Unavailable::Block => {}
+        Unavailable::Stop { after } => positive("the time of Unavailable::Stop", *after)?,
+        Unavailable::Spool {
+            directory,
+            max_bytes,
+        } => {
+            if directory.as_os_str().is_empty() {
+                return Err(BuildError::Missing {
+                    what: "the directory of Unavailable::Spool",
+                    call: "unavailable",
+                });
+            }
+            if *max_bytes == 0 {
+                return Err(BuildError::Invalid {
+                    what: "max_bytes of Unavailable::Spool",
+                    value: "zero".into(),
+                    reason: "give it room".into(),
+                });
+            }
+        }
+    }
     match subscription.taken_in_by(topic) {
         None => Ok(()),
         Some(subscription) => Err(BuildError::DeadLetterTopicConsumed {

@@ -88,6 +88,8 @@ pub enum RunErrorKind {
     Fenced,
     /// A record used up its attempts, there is no dead-letter topic, and the consumer is told to stop then.
     RecordFailed,
+    /// A dead letter could not be written for as long as [`Unavailable::Stop`](crate::Unavailable::Stop) allows.
+    DeadLetterUnavailable,
     /// The group has no committed offset and the start policy is to refuse.
     NoCommittedOffset,
     /// The position is not in the log any more, and [`OutOfRange::EndRun`](super::OutOfRange::EndRun) was chosen.

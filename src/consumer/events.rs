@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::{self, error::RecvError};
 
+use super::DeadLetterSpool;
 use crate::{RecordState, record::Source};
 
 /// A partition of a topic.
@@ -61,6 +62,10 @@ pub enum Event {
         /// Since the breaker opened.
         after: Duration,
     },
+    /// Dead letters wait on the disk, under [`Unavailable::Spool`](crate::Unavailable::Spool). Told when the first one
+    /// does and once a minute from then on, when all are sent, when some had to be set aside, and when none can be
+    /// spooled or can be again.
+    DeadLetterSpool(DeadLetterSpool),
     /// A commit of this partition failed; it is tried again with what is newest then.
     CommitFailed {
         /// The partition.

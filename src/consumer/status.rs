@@ -1,6 +1,7 @@
 //! What can be seen of a running consumer, and what it leaves behind.
 
 use std::{
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -26,6 +27,8 @@ pub struct Status {
     pub stuck: Vec<StuckRecord>,
     /// Dead letters that the brokers have refused or not acknowledged for a while, by topic.
     pub stalled_dead_letters: Vec<StalledDeadLetters>,
+    /// Dead letters that wait on the disk, under [`Unavailable::Spool`](crate::Unavailable::Spool).
+    pub dead_letter_spool: Option<DeadLetterSpool>,
     /// What the outage breaker thinks of the handlers' dependencies.
     pub breaker: BreakerStatus,
     /// Keys whose later records wait or follow, see [`hold_key`](super::Builder::hold_key).
@@ -78,6 +81,29 @@ pub struct StalledDeadLetters {
     pub since: SystemTime,
     /// What the last attempt to send one met.
     pub error: String,
+}
+
+/// Dead letters that wait on the disk for their topic to be written again. See
+/// [`Unavailable::Spool`](crate::Unavailable::Spool).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeadLetterSpool {
+    /// Where they are.
+    pub directory: PathBuf,
+    /// Dead letters that are still to be sent.
+    pub letters: usize,
+    /// Bytes of all files in the directory; `max_bytes` bounds them.
+    pub bytes: u64,
+    /// When the oldest of them was written there, give or take those that are just being sent.
+    pub oldest: Option<SystemTime>,
+    /// Files with letters that were damaged on the disk, or that their topic does not take: `.damaged` and `.refused`
+    /// in the directory. They are not sent; the refused ones are tried again by the next consumer on this directory.
+    pub set_aside: usize,
+    /// What the last attempt to send one met.
+    pub send_error: Option<String>,
+    /// Why no dead letter can be spooled now: the disk, the directory, its limit, or another process that uses it. Until
+    /// that is over, records wait as under [`Unavailable::Block`](crate::Unavailable::Block).
+    pub spool_error: Option<String>,
 }
 
 /// One partition of a [`Status`].
@@ -231,7 +257,7 @@ pub struct Report {
     /// Records that were sent back from a dead-letter topic for another group, and passed over: see
     /// [`RedrivenForOthers`](crate::RedrivenForOthers).
     pub redriven_for_others: u64,
-    /// Records whose dead letter was acknowledged.
+    /// Records whose dead letter was acknowledged, or is in the spool.
     pub dead_lettered: u64,
     /// Records whose copy in a [retry topic](crate::RetryTopics) was acknowledged. They are received again from there, and
     /// counted as whatever becomes of them then.

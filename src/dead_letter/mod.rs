@@ -3,17 +3,21 @@
 mod dialect;
 mod headers;
 mod publisher;
+mod spooling;
 mod story;
 pub(crate) mod values;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::kafka::Properties;
 
 pub use dialect::Dialect;
 pub(crate) use headers::Manner;
 pub(crate) use publisher::Publisher;
+pub(crate) use spooling::Spooling;
 pub use story::{LastError, Story};
 
 /// Where records go that failed for good, and what their dead letters tell.
@@ -23,7 +27,7 @@ pub use story::{LastError, Story};
 /// choose for its key, whatever partition the record came from. The record counts as finished when all in-sync replicas
 /// have the dead letter (`acks=all`, `enable.idempotence=true`). While the topic cannot be written, sending is tried
 /// again for ever, 100 ms to 10 s apart: the record stays unfinished, its offset uncommitted, and the log and the
-/// consumer's status say why.
+/// consumer's status say why. [`unavailable`](Self::unavailable) chooses otherwise.
 ///
 /// The topic must exist, or the brokers must create topics on demand.
 ///
@@ -40,6 +44,7 @@ pub struct DeadLetter {
     pub(crate) topic: String,
     pub(crate) error_message: ErrorMessage,
     pub(crate) dialect: Dialect,
+    pub(crate) unavailable: Unavailable,
     pub(crate) properties: Properties,
 }
 
@@ -50,6 +55,7 @@ impl DeadLetter {
             topic: name.into(),
             error_message: ErrorMessage::default(),
             dialect: Dialect::default(),
+            unavailable: Unavailable::default(),
             properties: Properties::default(),
         }
     }
@@ -76,12 +82,67 @@ impl DeadLetter {
         self
     }
 
+    /// What becomes of dead letters while their topic cannot be written: it is missing, refuses, or the brokers are away.
+    /// [`Unavailable::Block`] by default.
+    ///
+    /// ```
+    /// use reliable_consumer::{DeadLetter, Unavailable};
+    ///
+    /// let dead_letters = DeadLetter::topic("orders.dlq").unavailable(Unavailable::Spool {
+    ///     directory: "/var/lib/billing/dead-letters".into(),
+    ///     max_bytes: 1 << 30,
+    /// });
+    /// ```
+    pub fn unavailable(mut self, policy: Unavailable) -> Self {
+        self.unavailable = policy;
+        self
+    }
+
     /// Sets a librdkafka property of the producer that sends dead letters. Connection and security are the consumer's
     /// unless set here. `acks`, `enable.idempotence` and `transactional.id` are refused when the consumer is built.
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.set(name, value);
         self
     }
+}
+
+/// What becomes of dead letters while their topic cannot be written. None is ever dropped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// Their records wait, unfinished, and sending is tried again for ever. It shows in the log and in
+    /// [`Status::stalled_dead_letters`](crate::Status::stalled_dead_letters). The partition goes on up to its
+    /// [`window`](crate::Builder::window). The default.
+    #[default]
+    Block,
+    /// As `Block`; but when a dead letter could not be written for this long, the run ends with an error of the kind
+    /// [`DeadLetterUnavailable`](crate::RunErrorKind::DeadLetterUnavailable). Its record stays uncommitted and is the
+    /// first to come again.
+    Stop {
+        /// How long, from when the record was given up.
+        after: Duration,
+    },
+    /// They are written to files, and sent from there when the topic can be written again. A record counts as finished
+    /// when its dead letter is on the disk, synced; the offset is committed then. So the directory must be as safe as
+    /// the records are worth: a volume that outlives the container and the machine. Whoever deletes it deletes dead
+    /// letters.
+    ///
+    /// A letter is spooled when a first attempt was refused or not acknowledged for five seconds, and when others for
+    /// its topic are in the spool already: they are sent in their order, and removed when the brokers have acknowledged
+    /// them. What is left when the process ends is sent by the next consumer on the same directory. A letter can be in
+    /// the topic twice: when it was spooled for a late acknowledgement, and after a crash while the spool was being
+    /// sent, up to about a megabyte of them a topic.
+    ///
+    /// When the spool is full, the disk is, or the directory cannot be used, records wait as under `Block`; so does one
+    /// whose dead letter is too large for the topic. See [`Status::dead_letter_spool`](crate::Status::dead_letter_spool)
+    /// and [`Event::DeadLetterSpool`](crate::Event::DeadLetterSpool).
+    Spool {
+        /// Where the files are. It is created if it is not there. One process uses it at a time: a second one waits for
+        /// the first to end, blocking meanwhile.
+        directory: PathBuf,
+        /// Bytes of all files together.
+        max_bytes: u64,
+    },
 }
 
 /// What becomes of the message of the error that a dead letter was written for.

@@ -6,10 +6,11 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, watch};
 
-use super::Failure;
 use super::headers::{Detail, Manner, dead_letter_headers};
+use super::spooling::Spooling;
+use super::{Failure, Unavailable};
 use crate::kafka::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, Throttle};
 use crate::record::Record;
 
@@ -18,6 +19,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// A dead letter that is this late is shown as stalled although nothing has failed yet.
 const LATE: Duration = Duration::from_secs(5);
+
+const NOT_ACKNOWLEDGED: &str =
+    "no acknowledgement yet; check that the topic exists and the brokers are reachable";
 
 /// Where a dead letter stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +41,31 @@ pub(crate) struct Stalled {
     pub(crate) last_error: String,
 }
 
+/// The topic took no dead letter for as long as the user allows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the dead letter of record {record} could not be written to topic `{topic}` within {after:?} ({reason}): see to that \
+     topic and start again; the record is not committed"
+)]
+pub(crate) struct Unwritten {
+    record: String,
+    topic: String,
+    after: Duration,
+    reason: String,
+}
+
 pub(crate) struct Publisher {
     producer: Arc<AckedProducer>,
     manner: Manner,
     stalls: Mutex<HashMap<String, Stall>>,
     /// Held by every send until it is answered. A broker refuses a whole batch for one record that is too large, so
     /// whoever was refused for that goes alone, holding it exclusively, and learns whether it was itself the cause.
-    company: RwLock<()>,
+    company: Arc<RwLock<()>>,
+    /// For how long a dead letter may wait, if not for ever.
+    stop_after: Option<Duration>,
+    /// Set when one has waited for that long: none is waited for any more.
+    stopped: watch::Sender<bool>,
+    spooling: Option<Spooling>,
 }
 
 /// A topic keeps its entry when it has recovered: one that comes and goes may not flood the log either.
@@ -59,8 +81,31 @@ impl Publisher {
             producer,
             manner,
             stalls: Mutex::default(),
-            company: RwLock::default(),
+            company: Arc::default(),
+            stop_after: None,
+            stopped: watch::Sender::new(false),
+            spooling: None,
         }
+    }
+
+    /// `spooling` is there if the policy is to spool.
+    pub(crate) fn when_unavailable(
+        mut self,
+        policy: &Unavailable,
+        spooling: Option<Spooling>,
+    ) -> Self {
+        if let Unavailable::Stop { after } = policy {
+            self.stop_after = Some(*after);
+        }
+        if let Some(spooling) = &spooling {
+            spooling.send_by(Arc::clone(&self.producer), Arc::clone(&self.company));
+        }
+        self.spooling = spooling;
+        self
+    }
+
+    pub(crate) fn spooling(&self) -> Option<&Spooling> {
+        self.spooling.as_ref()
     }
 
     /// The topics that dead letters wait for now.
@@ -71,14 +116,44 @@ impl Publisher {
             .collect()
     }
 
-    /// Ends when the broker has acknowledged the record's dead letter, however long that takes. Dropping the future
-    /// gives up waiting: the dead letter may then exist or not.
+    /// Ends when the broker has acknowledged the record's dead letter, however long that takes, or the policy for topics
+    /// that cannot be written has found another end; `None`: it is in the spool. Dropping the future gives up waiting:
+    /// the dead letter may then exist or not.
     pub(crate) async fn publish(
         &self,
         topic: &str,
         record: &Record,
         failure: &Failure,
-    ) -> Position {
+    ) -> Result<Option<Position>, Unwritten> {
+        let Some(after) = self.stop_after else {
+            return Ok(self.make_safe(topic, record, failure).await);
+        };
+        let mut stopped = self.stopped.subscribe();
+        // Kept until the end: with it goes what is known of the trouble.
+        let mut safe = pin!(self.make_safe(topic, record, failure));
+        tokio::select! {
+            biased;
+            safe = &mut safe => return Ok(safe),
+            () = tokio::time::sleep(after) => drop(self.stopped.send_replace(true)),
+            // The run ends anyway: the others are not waited for any longer.
+            _ = stopped.wait_for(|stopped| *stopped) => {}
+        }
+        let last_error = |stall: &Stall| Some(stall.now.as_ref()?.last_error.clone());
+        let reason = self.stalls().get(topic).and_then(last_error);
+        Err(Unwritten {
+            record: format!(
+                "{}/{}/{}",
+                record.topic(),
+                record.partition(),
+                record.offset()
+            ),
+            topic: topic.into(),
+            after,
+            reason: reason.unwrap_or_else(|| NOT_ACKNOWLEDGED.into()),
+        })
+    }
+
+    async fn make_safe(&self, topic: &str, record: &Record, failure: &Failure) -> Option<Position> {
         let mut pause = FIRST_PAUSE;
         let mut detail = Detail::Full;
         let mut alone = false;
@@ -87,26 +162,54 @@ impl Publisher {
             topic,
             stalled: false,
         };
+        // Refused for what it is, and not for the state of the topic.
+        let mut unfit = false;
         loop {
-            match waiting
-                .watch(record, self.send(topic, record, failure, detail, alone))
-                .await
-            {
-                Ok((partition, offset)) => return Position { partition, offset },
-                Err(error) => {
-                    if error.kind() == ProduceErrorKind::TooLarge {
-                        if !alone {
-                            alone = true;
-                            continue;
+            let behind_others = match &self.spooling {
+                Some(spooling) if !unfit => spooling.holds(topic).await,
+                _ => false,
+            };
+            let mut trouble = if behind_others {
+                "others for this topic are in the spool".to_owned()
+            } else {
+                let sent = self.send(topic, record, failure, detail, alone);
+                let outcome = match &self.spooling {
+                    Some(_) if !unfit => tokio::time::timeout(LATE, sent).await.ok(),
+                    _ => Some(waiting.watch(record, sent).await),
+                };
+                match outcome {
+                    Some(Ok((partition, offset))) => return Some(Position { partition, offset }),
+                    Some(Err(error)) => {
+                        if error.kind() == ProduceErrorKind::TooLarge {
+                            if !alone {
+                                alone = true;
+                                continue;
+                            }
+                            if let Some(less) = detail.less() {
+                                detail = less;
+                                continue;
+                            }
                         }
-                        if let Some(less) = detail.less() {
-                            detail = less;
-                            continue;
-                        }
+                        unfit = error.kind().is_about_the_record();
+                        error.to_string()
                     }
-                    waiting.stall(record, &error.to_string());
+                    None => NOT_ACKNOWLEDGED.to_owned(),
+                }
+            };
+            if let Some(spooling) = &self.spooling
+                && !unfit
+            {
+                match spooling
+                    .keep(topic, record, failure, &self.manner, &trouble)
+                    .await
+                {
+                    Ok(()) => return None,
+                    Err(refused) => {
+                        trouble = format!("{trouble}; and it cannot be spooled: {refused}");
+                    }
                 }
             }
+            waiting.stall(record, &trouble);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -163,10 +266,7 @@ impl Waiting<'_> {
         loop {
             match tokio::time::timeout(LATE, &mut send).await {
                 Ok(outcome) => return outcome,
-                Err(_) => self.stall(
-                    record,
-                    "no acknowledgement yet; check that the topic exists and the brokers are reachable",
-                ),
+                Err(_) => self.stall(record, NOT_ACKNOWLEDGED),
             }
         }
     }
@@ -266,6 +366,8 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(15), published)
                 .await
                 .expect("the broker takes it")
+                .unwrap()
+                .expect("it is not spooled")
         }
 
         fn letter(&self, at: Position) -> OwnedMessage {
@@ -441,10 +543,10 @@ mod tests {
         .await;
         assert_eq!(
             waiting.await.unwrap(),
-            Position {
+            Ok(Some(Position {
                 partition: 0,
                 offset: 0
-            }
+            }))
         );
         assert_eq!(world.publisher.stalled(), []);
     }
@@ -476,7 +578,7 @@ mod tests {
         world.cluster.broker_up(1).unwrap();
         let mut offsets = Vec::new();
         for letter in waiting {
-            offsets.push(letter.await.unwrap().offset);
+            offsets.push(letter.await.unwrap().unwrap().unwrap().offset);
         }
         offsets.sort_unstable();
         offsets.dedup();

@@ -107,13 +107,15 @@ pub(crate) enum Report {
     },
     /// The handler of this record has been started, or says that it gets on.
     Progress { owner: Ownership, seq: u64 },
-    /// The broker has acknowledged what was sent of a record that was given up.
+    /// What was sent of a record that was given up is safe: the broker has acknowledged it, or it is in the spool.
     SetAside {
         owner: Ownership,
         seq: u64,
         lane: LaneId,
         outcome: Outcome,
     },
+    /// The dead letter of a record that was given up could not be written: the run is to end.
+    Unwritten { owner: Ownership, message: String },
 }
 
 /// The executors' way back to the pump.

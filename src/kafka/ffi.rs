@@ -1,4 +1,4 @@
-//! The one place with `unsafe`: what librdkafka can do and the safe binding cannot.
+//! The one place with `unsafe`: what librdkafka can do and the safe binding cannot, and the lock on a file.
 //!
 //! Partition queues read in batches, commits answered on a queue of our own, questions about topics and logs that block
 //! nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are
@@ -734,6 +734,35 @@ pub(crate) fn has_member_id<C: ConsumerContext>(consumer: &BaseConsumer<C>) -> b
         sys::rd_kafka_mem_free(client, id.cast());
         known
     }
+}
+
+/// Locks a file for this process until it is closed, also by a crash. `false`: another one has it.
+///
+/// The standard library can do this from Rust 1.89 on.
+#[cfg(unix)]
+pub(crate) fn lock_file(file: &std::fs::File) -> std::io::Result<bool> {
+    use std::{ffi::c_int, io, os::fd::AsRawFd};
+
+    unsafe extern "C" {
+        fn flock(fd: c_int, operation: c_int) -> c_int;
+    }
+    // `LOCK_EX | LOCK_NB`, the same on all systems that have it.
+    const EXCLUSIVE_OR_FAIL: c_int = 2 | 4;
+    // SAFETY: the descriptor is open for as long as `file` is borrowed; nothing else is passed.
+    if unsafe { flock(file.as_raw_fd(), EXCLUSIVE_OR_FAIL) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Elsewhere nobody is kept out.
+#[cfg(not(unix))]
+pub(crate) fn lock_file(_: &std::fs::File) -> std::io::Result<bool> {
+    Ok(true)
 }
 
 /// A header as it is sent: name and value byte for byte, a null value distinct from an empty one.

@@ -189,7 +189,14 @@ impl Pump {
         };
         let reports = self.send_report.clone();
         let task = self.runtime.spawn(async move {
-            let at = publisher.publish(&topic, &record, &failure).await;
+            let at = match publisher.publish(&topic, &record, &failure).await {
+                Ok(at) => at,
+                Err(unwritten) => {
+                    let message = unwritten.to_string();
+                    reports.send(Report::Unwritten { owner, message });
+                    return;
+                }
+            };
             if let Some(due_at_ms) = failure.due_at_ms {
                 tracing::info!(
                     topic = record.topic(),
@@ -199,6 +206,7 @@ impl Pump {
                     error = %failure.message,
                     retry_topic = %topic,
                     due_at_ms,
+                    spooled = at.is_none(),
                     "moved to a retry topic"
                 );
                 let outcome = Outcome::Moved;
@@ -217,8 +225,9 @@ impl Pump {
                 attempts = failure.attempts,
                 error = %failure.message,
                 dead_letter_topic = %topic,
-                dead_letter_partition = at.partition,
-                dead_letter_offset = at.offset,
+                dead_letter_partition = at.map(|at| at.partition),
+                dead_letter_offset = at.map(|at| at.offset),
+                spooled = at.is_none(),
                 "dead-lettered"
             );
             let outcome = Outcome::DeadLettered;
@@ -233,7 +242,7 @@ impl Pump {
     }
 
     /// The producer comes into being with the first dead letter: most consumers never need its connections.
-    fn publisher(&mut self) -> Option<Arc<Publisher>> {
+    pub(super) fn publisher(&mut self) -> Option<Arc<Publisher>> {
         if self.publisher.is_none() {
             let tokens = self.settings.oauth.clone().map(|provider| {
                 let tokens = move |_: Option<&str>| generate_token(Some(&provider));
@@ -249,7 +258,11 @@ impl Pump {
                         manner.error_message = dead_letter.error_message.clone();
                         manner.dialect = dead_letter.dialect;
                     }
-                    let publisher = Publisher::new(Arc::new(producer), manner);
+                    let mut publisher = Publisher::new(Arc::new(producer), manner);
+                    let spooling = self.start_spooling();
+                    if let Some(dead_letter) = &self.settings.dead_letter {
+                        publisher = publisher.when_unavailable(&dead_letter.unavailable, spooling);
+                    }
                     self.publisher = Some(Arc::new(publisher));
                 }
                 Err(error) => self.fail(

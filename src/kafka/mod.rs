@@ -19,6 +19,7 @@ mod prefetch;
 mod producer;
 mod properties;
 mod pump;
+mod spooled;
 mod status;
 mod surprises;
 mod survey;
@@ -36,6 +37,7 @@ pub use self::{
     properties::PropertyError,
 };
 pub(crate) use self::{
+    ffi::lock_file,
     log::Throttle,
     producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, TokenSource},
     properties::{Properties, consumer_config, producer_config},

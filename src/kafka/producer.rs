@@ -249,6 +249,11 @@ pub(crate) enum ProduceErrorKind {
 }
 
 impl ProduceErrorKind {
+    /// Others might be taken by the same topic.
+    pub(crate) fn is_about_the_record(self) -> bool {
+        matches!(self, Self::TooLarge | Self::Invalid)
+    }
+
     fn what_next(self) -> &'static str {
         match self {
             Self::Retryable => "send it again once the brokers are reachable",

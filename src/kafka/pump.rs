@@ -31,6 +31,7 @@ use super::{
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
     prefetch::Prefetch,
+    spooled::Told,
     surprises::{Log, Silence},
     topics::Topics,
     watch::{Change, Watch},
@@ -225,6 +226,7 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
     {
         let mut pump = lock();
         pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
+        pump.open_spool();
         let settings = Arc::clone(&pump.settings);
         let mut topics = settings.subscription.names();
         topics.extend(settings.retry_topics.names());
@@ -526,6 +528,7 @@ pub(crate) struct Pump {
     pub(super) last_look: Instant,
     /// Which partition is read first in this round.
     pub(super) first_read: usize,
+    pub(super) told_of_spool: Told,
     pub(super) outage: Option<Outage>,
     pub(super) unknown_topic: Throttle,
     pub(super) dependency_down: Throttle,
@@ -605,6 +608,7 @@ impl Pump {
             last_tick: now,
             last_look: now,
             first_read: 0,
+            told_of_spool: Told::default(),
             outage: None,
             unknown_topic: Throttle::default(),
             dependency_down: Throttle::default(),
@@ -812,6 +816,10 @@ impl Pump {
                     lane,
                     outcome,
                 } => self.engine.settle(owner, seq, lane, outcome),
+                Report::Unwritten { owner, message } => {
+                    self.engine.abandon(owner);
+                    self.fail(RunErrorKind::DeadLetterUnavailable, message);
+                }
             }
         }
         any
@@ -888,6 +896,7 @@ impl Pump {
         }
         self.pass_markers(consumer);
         self.watch_for_stuck_records(now);
+        self.tell_of_spool(now);
         self.listen_into_silence(now);
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \

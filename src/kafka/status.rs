@@ -92,6 +92,7 @@ impl Pump {
                     error: stalled.last_error,
                 })
                 .collect(),
+            dead_letter_spool: self.spool_status(),
             breaker: self.breaker_status(now),
             held_keys: self
                 .context
