@@ -41,7 +41,7 @@
 //! # What becomes of a record
 //!
 //! A record is *finished* when its outcome is final: its handler returned `Ok`, it was skipped on purpose, or its dead
-//! letter has been acknowledged by the brokers. The committed offset of a partition is that of its oldest unfinished
+//! letter is safe: acknowledged by the brokers, or in a [spool](Unavailable::Spool). The committed offset of a partition is that of its oldest unfinished
 //! record. What has finished above it is noted in the commit's metadata, so that it is not handled again after a restart.
 //!
 //! Delivery is at least once. A finished record comes again only if the process died, the ownership of its partition was

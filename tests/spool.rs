@@ -116,7 +116,7 @@ async fn letters_wait_on_the_disk_while_their_topic_is_missing_and_are_sent_in_o
         refuse_all,
     );
     let handle = run.handle.clone();
-    let mut events = handle.events();
+    let mut events = handle.events().unwrap();
     // Their records are finished all the same.
     all_committed(&cluster, &topic, &topic);
     let waiting = spool(&handle).await;

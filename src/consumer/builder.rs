@@ -522,10 +522,7 @@ impl Builder {
             .unwrap_or(u32::MAX)
             .clamp(256, 65_536);
         let client = consumer_config(&self.properties, prefetch_kbytes)?;
-        let own = self
-            .dead_letter
-            .as_ref()
-            .map(|dead_letter| dead_letter.properties.clone());
+        let own = self.dead_letter.as_ref().map(DeadLetter::producer);
         let producer = producer_config(&self.properties, &own.unwrap_or_default())?;
         // Any number that differs from process to process.
         let seed = RandomState::new().build_hasher().finish();

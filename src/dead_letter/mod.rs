@@ -104,6 +104,19 @@ impl DeadLetter {
         self.properties.set(name, value);
         self
     }
+
+    /// What the producer is to be told.
+    pub(crate) fn producer(&self) -> Properties {
+        let mut properties = self.properties.clone();
+        let own = ["message.timeout.ms", "delivery.timeout.ms"];
+        if matches!(self.unavailable, Unavailable::Spool { .. })
+            && own.iter().all(|name| properties.get(name).is_none())
+        {
+            // Not by our clock: what the producer still has when a letter is spooled would be sent by it as well.
+            properties.set("message.timeout.ms", "4000");
+        }
+        properties
+    }
 }
 
 /// What becomes of dead letters while their topic cannot be written. None is ever dropped.
@@ -127,11 +140,12 @@ pub enum Unavailable {
     /// the records are worth: a volume that outlives the container and the machine. Whoever deletes it deletes dead
     /// letters.
     ///
-    /// A letter is spooled when a first attempt was refused or not acknowledged for five seconds, and when others for
-    /// its topic are in the spool already: they are sent in their order, and removed when the brokers have acknowledged
-    /// them. What is left when the process ends is sent by the next consumer on the same directory. A letter can be in
-    /// the topic twice: when it was spooled for a late acknowledgement, and after a crash while the spool was being
-    /// sent, up to about a megabyte of them a topic.
+    /// A letter is spooled when a first attempt was refused or not acknowledged within four seconds (the producer's
+    /// `message.timeout.ms`, which is one minute otherwise), and when others for its topic are in the spool already: they
+    /// are sent in their order, and removed when the brokers have acknowledged them. What is left when the process ends
+    /// is sent by the next consumer on the same directory. A letter can be in the topic twice, with the same `messageId`:
+    /// when its acknowledgement was lost, and after a crash while the spool was being sent, up to about a megabyte of
+    /// them a topic.
     ///
     /// When the spool is full, the disk is, or the directory cannot be used, records wait as under `Block`; so does one
     /// whose dead letter is too large for the topic. See [`Status::dead_letter_spool`](crate::Status::dead_letter_spool)

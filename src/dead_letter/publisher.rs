@@ -173,13 +173,9 @@ impl Publisher {
                 "others for this topic are in the spool".to_owned()
             } else {
                 let sent = self.send(topic, record, failure, detail, alone);
-                let outcome = match &self.spooling {
-                    Some(_) if !unfit => tokio::time::timeout(LATE, sent).await.ok(),
-                    _ => Some(waiting.watch(record, sent).await),
-                };
-                match outcome {
-                    Some(Ok((partition, offset))) => return Some(Position { partition, offset }),
-                    Some(Err(error)) => {
+                match waiting.watch(record, sent).await {
+                    Ok((partition, offset)) => return Some(Position { partition, offset }),
+                    Err(error) => {
                         if error.kind() == ProduceErrorKind::TooLarge {
                             if !alone {
                                 alone = true;
@@ -193,7 +189,6 @@ impl Publisher {
                         unfit = error.kind().is_about_the_record();
                         error.to_string()
                     }
-                    None => NOT_ACKNOWLEDGED.to_owned(),
                 }
             };
             if let Some(spooling) = &self.spooling
