@@ -414,6 +414,7 @@ async fn a_missing_tier_blocks_visibly_and_nothing_is_lost() {
     assert_eq!(stalled.topic, name);
     assert_eq!(committed(&world.cluster, &world.group, &world.topic)[0], 0);
     world.cluster.create_topic_named(&name, 1, &[]);
+    wait_for(&world.cluster, &name, 1);
     tokio::task::block_in_place(|| all_committed(&world.cluster, &world.group, &name));
     assert_eq!(run.stop().await.handled, 1);
 }
