@@ -205,7 +205,12 @@ async fn pairs(only: &[String]) -> Vec<Pair> {
 
 async fn redis_pair(url: &str) -> Pair {
     let client = redis::Client::open(url).expect("the url is well-formed");
-    let connection = client.get_connection_manager().await.expect("it answers");
+    // As patient as the store's: the client's default of half a second is less than a busy disk takes.
+    let config = redis::aio::ConnectionManagerConfig::new()
+        .set_connection_timeout(Some(LEASE))
+        .set_response_timeout(Some(LEASE));
+    let connection = client.get_connection_manager_with_config(config).await;
+    let connection = connection.expect("it answers");
     Pair {
         name: "redis",
         subject: of_store(RedisStore::connect(url).expect("the url is well-formed")),
