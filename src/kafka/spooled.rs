@@ -70,7 +70,8 @@ impl Pump {
         let differs = waiting != last.waiting
             || status.set_aside > last.set_aside
             || cannot_spool != last.cannot_spool;
-        if !differs && !(waiting && told_long_ago) {
+        let remind = waiting && told_long_ago;
+        if !(differs || remind) {
             return;
         }
         self.told_of_spool = Told {
