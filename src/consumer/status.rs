@@ -27,7 +27,8 @@ pub struct Status {
     pub stuck: Vec<StuckRecord>,
     /// Dead letters that the brokers have refused or not acknowledged for a while, by topic.
     pub stalled_dead_letters: Vec<StalledDeadLetters>,
-    /// Dead letters that wait on the disk, under [`Unavailable::Spool`](crate::Unavailable::Spool).
+    /// Dead letters that wait on the disk, under [`Unavailable::Spool`](crate::Unavailable::Spool). `None` until the
+    /// directory has been looked through at the start.
     pub dead_letter_spool: Option<DeadLetterSpool>,
     /// What the outage breaker thinks of the handlers' dependencies.
     pub breaker: BreakerStatus,

@@ -107,10 +107,14 @@ impl Spooling {
         *self.sending.lock().unwrap_or_else(PoisonError::into_inner) = task;
     }
 
-    pub(crate) fn status(&self) -> DeadLetterSpool {
+    /// `None` until the directory has been looked through: nothing waits, or nobody knows yet, are not the same.
+    pub(crate) fn status(&self) -> Option<DeadLetterSpool> {
         let contents = self.spool.contents();
+        if !contents.known {
+            return None;
+        }
         let oldest = contents.oldest_ms().and_then(|at| u64::try_from(at).ok());
-        DeadLetterSpool {
+        Some(DeadLetterSpool {
             directory: self.directory.clone(),
             letters: contents.records(),
             bytes: contents.bytes(),
@@ -118,7 +122,7 @@ impl Spooling {
             set_aside: contents.set_aside(),
             send_error: lock(&self.send_errors).values().next().cloned(),
             spool_error: contents.error,
-        }
+        })
     }
 }
 

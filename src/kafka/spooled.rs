@@ -54,7 +54,7 @@ impl Pump {
     }
 
     pub(super) fn spool_status(&self) -> Option<DeadLetterSpool> {
-        Some(self.publisher.as_ref()?.spooling()?.status())
+        self.publisher.as_ref()?.spooling()?.status()
     }
 
     pub(super) fn tell_of_spool(&mut self, now: Instant) {

@@ -34,7 +34,7 @@ const TOGETHER: usize = 8 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Contents {
     /// Whether it has been tried to open the directory; before that nobody knows what is in it.
-    known: bool,
+    pub(crate) known: bool,
     files: store::Contents,
     /// Why nothing can be spooled now.
     pub(crate) error: Option<String>,
