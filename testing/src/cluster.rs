@@ -291,15 +291,27 @@ impl Cluster {
     pub fn end_offsets(&self, topic: &str) -> Vec<i64> {
         self.partitions(topic)
             .into_iter()
-            .map(|partition| {
-                let (_start, end) = self
-                    .admin
-                    .inner()
-                    .fetch_watermarks(topic, partition, PATIENCE)
-                    .unwrap_or_else(|error| panic!("end of {topic}/{partition}: {error}"));
-                end
-            })
+            .map(|partition| self.end_offset(topic, partition))
             .collect()
+    }
+
+    fn end_offset(&self, topic: &str, partition: i32) -> i64 {
+        let start = Instant::now();
+        loop {
+            match self
+                .admin
+                .inner()
+                .fetch_watermarks(topic, partition, PATIENCE)
+            {
+                Ok((_start, end)) => return end,
+                // The leader of a topic that was just made may not know of it yet.
+                Err(error) => assert!(
+                    is_passing(&error) && start.elapsed() < PATIENCE,
+                    "end of {topic}/{partition}: {error}"
+                ),
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// What the group has committed, by partition.
@@ -483,6 +495,10 @@ fn is_passing(error: &KafkaError) -> bool {
         error.rdkafka_error_code(),
         Some(
             RDKafkaErrorCode::NotCoordinator
+                | RDKafkaErrorCode::NotLeaderForPartition
+                | RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownPartition
                 | RDKafkaErrorCode::CoordinatorNotAvailable
                 | RDKafkaErrorCode::CoordinatorLoadInProgress
         )
