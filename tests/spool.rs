@@ -9,7 +9,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -161,6 +161,16 @@ async fn letters_wait_on_the_disk_while_their_topic_is_missing_and_are_sent_in_o
     assert_eq!(texts(&cluster, &letters), numbers(0..25));
 }
 
+/// Killed when it is dropped, also by a test that fails.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a process of another test"]
 async fn service() {
@@ -200,7 +210,7 @@ async fn a_process_that_is_killed_while_it_spools_loses_no_letter_and_the_next_o
     };
     let mut produced = 0;
     for round in 0..3 {
-        let mut process = start();
+        let process = Process(start());
         let past = committed(&cluster, &topic, &topic)[0].max(0);
         cluster.produce(&topic, numbered(produced..produced + 2_000));
         produced += 2_000;
@@ -210,8 +220,7 @@ async fn a_process_that_is_killed_while_it_spools_loses_no_letter_and_the_next_o
             assert!(Instant::now() < deadline, "round {round}");
             thread::sleep(millis(20));
         }
-        process.kill().unwrap();
-        process.wait().unwrap();
+        drop(process);
     }
     let committed = committed(&cluster, &topic, &topic)[0];
     assert!(committed > 0 && folder.files(&letters) > 0);
