@@ -499,6 +499,7 @@ fn is_passing(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::LeaderNotAvailable
                 | RDKafkaErrorCode::UnknownTopicOrPartition
                 | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::OffsetNotAvailable
                 | RDKafkaErrorCode::CoordinatorNotAvailable
                 | RDKafkaErrorCode::CoordinatorLoadInProgress
         )
