@@ -21,9 +21,9 @@ use rdkafka::{
 use super::{
     errors::is_login_failure,
     ffi::{
-        CommitEntry, Consumer, PartitionQueue, RawHeader, RawMessage, ReplyQueue, leader_epochs_of,
-        metadata_of,
+        CommitEntry, Consumer, PartitionQueue, RawHeader, ReplyQueue, leader_epochs_of, metadata_of,
     },
+    intake::copy_into,
     log::ClientLog,
     producer::{AckedProducer, Outgoing},
     properties::{Properties, PropertyError, consumer_config, producer_config},
@@ -32,7 +32,7 @@ use crate::{
     engine::{
         FinishedAbove, Identity, Inherited, SNAPSHOT_LIMIT, decode_snapshot, encode_snapshot,
     },
-    record::{ChunkBuilder, Record, Source, Timestamp, TimestampKind},
+    record::{ChunkBuilder, Record, Source},
 };
 
 /// Read ahead of each partition, in KiB, and partitions read at a time: together they bound the memory.
@@ -729,7 +729,8 @@ impl Open {
                     let next = ChunkBuilder::new(Arc::clone(&self.source), None);
                     chunks.push(std::mem::replace(&mut builder, next).finish());
                 }
-                take_in(&mut builder, &message);
+                // Headers that cannot be parsed are none, as they are for a consumer.
+                let _ = copy_into(&mut builder, &message);
                 done |= message.offset() + 1 >= end;
             }
         });
@@ -758,25 +759,6 @@ impl Open {
             _ => Progress::Some,
         })
     }
-}
-
-fn take_in(builder: &mut ChunkBuilder, message: &RawMessage<'_>) {
-    let timestamp = message.timestamp().map(|(millis, appended)| {
-        let kind = match appended {
-            true => TimestampKind::LogAppend,
-            false => TimestampKind::Create,
-        };
-        Timestamp::new(millis, kind)
-    });
-    builder.push(
-        message.offset(),
-        timestamp,
-        message.leader_epoch(),
-        message.key(),
-        message.value(),
-    );
-    // Headers that cannot be parsed are none, as they are for a consumer.
-    let _ = message.for_each_header(|name, value| builder.header(name, value));
 }
 
 fn read_note(metadata: &[u8], identity: Identity, offset: i64) -> Note {

@@ -10,6 +10,7 @@ use std::{
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::{
+    ffi::RawMessage,
     pump::{Held, Pump},
     surprises::{Log, Trouble, trouble_in},
 };
@@ -100,22 +101,7 @@ impl Pump {
                 let bytes = room * message.value().map_or(0, <[u8]>::len);
                 builder.reserve(room, bytes.min(MOST_RESERVED));
             }
-            let timestamp = message.timestamp().map(|(millis, appended)| {
-                let kind = if appended {
-                    TimestampKind::LogAppend
-                } else {
-                    TimestampKind::Create
-                };
-                Timestamp::new(millis, kind)
-            });
-            builder.push(
-                message.offset(),
-                timestamp,
-                message.leader_epoch(),
-                message.key(),
-                message.value(),
-            );
-            if let Err(code) = message.for_each_header(|name, value| builder.header(name, value)) {
+            if let Err(code) = copy_into(&mut builder, &message) {
                 unreadable = Some((message.offset(), code));
             }
         });
@@ -210,4 +196,24 @@ impl Pump {
             }
         }
     }
+}
+
+/// Copies a message. An error: its headers cannot be parsed, and it is there without them.
+#[inline]
+pub(super) fn copy_into(builder: &mut ChunkBuilder, message: &RawMessage<'_>) -> Result<(), Code> {
+    let timestamp = message.timestamp().map(|(millis, appended)| {
+        let kind = match appended {
+            true => TimestampKind::LogAppend,
+            false => TimestampKind::Create,
+        };
+        Timestamp::new(millis, kind)
+    });
+    builder.push(
+        message.offset(),
+        timestamp,
+        message.leader_epoch(),
+        message.key(),
+        message.value(),
+    );
+    message.for_each_header(|name, value| builder.header(name, value))
 }

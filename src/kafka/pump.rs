@@ -298,18 +298,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     }
     unsubscribe(consumer);
     if consumer.close_queue().is_ok() {
-        while !consumer.closed() {
-            let more = serve_events(consumer);
-            let mut pump = lock();
-            pump.take_controls();
-            if Instant::now() >= pump.deadline().leave {
-                break;
-            }
-            drop(pump);
-            if !more {
-                thread::park_timeout(Duration::from_millis(1));
-            }
-        }
+        serve_until(consumer, Duration::ZERO, || consumer.closed());
     }
     if !consumer.closed() {
         tracing::warn!(
@@ -337,12 +326,19 @@ fn unsubscribe(consumer: &Consumer<Shell>) {
     }
     // Takes effect when a rebalance that is under way is over.
     consumer.unsubscribe();
-    while has_member_id(consumer) {
+    serve_until(consumer, LEAVE, || {
+        let brokers_down = consumer.context().lock().outage.is_some();
+        brokers_down || consumer.client().fatal_error().is_some() || !has_member_id(consumer)
+    });
+}
+
+/// Serves events until this is `done`, or no more than `reserve` is left of the shutdown's time.
+fn serve_until(consumer: &Consumer<Shell>, reserve: Duration, done: impl Fn() -> bool) {
+    while !done() {
         let more = serve_events(consumer);
         let mut pump = consumer.context().lock();
         pump.take_controls();
-        let hopeless = pump.outage.is_some() || consumer.client().fatal_error().is_some();
-        if hopeless || Instant::now() + LEAVE >= pump.deadline().leave {
+        if Instant::now() + reserve >= pump.deadline().leave {
             return;
         }
         drop(pump);

@@ -26,12 +26,13 @@ use tokio::runtime::Handle;
 use super::{
     OAuthTokenProvider,
     client::generate_token,
-    ffi::{Consumer, PartitionQueue, RawMessage, metadata_of},
+    ffi::{Consumer, PartitionQueue, metadata_of},
+    intake::copy_into,
     log::ClientLog,
 };
 use crate::{
     engine::{Identity, decode_snapshot},
-    record::{ChunkBuilder, Record, Source, Timestamp, TimestampKind},
+    record::{ChunkBuilder, Record, Source},
 };
 
 /// How long one question may take.
@@ -284,7 +285,8 @@ impl Survey {
                         if chunk.is_full() {
                             chunks.push(mem::replace(&mut chunk, begin()).finish());
                         }
-                        take_in(&mut chunk, &message);
+                        // Headers that cannot be parsed are none, as they are for a consumer.
+                        let _ = copy_into(&mut chunk, &message);
                     }
                 });
                 any |= last.is_some();
@@ -330,26 +332,6 @@ impl Survey {
             }
         });
     }
-}
-
-fn take_in(chunk: &mut ChunkBuilder, message: &RawMessage<'_>) {
-    let timestamp = message.timestamp().map(|(millis, appended)| {
-        let kind = if appended {
-            TimestampKind::LogAppend
-        } else {
-            TimestampKind::Create
-        };
-        Timestamp::new(millis, kind)
-    });
-    chunk.push(
-        message.offset(),
-        timestamp,
-        message.leader_epoch(),
-        message.key(),
-        message.value(),
-    );
-    // Headers that cannot be parsed are none, as for a consumer.
-    let _ = message.for_each_header(|name, value| chunk.header(name, value));
 }
 
 /// Lets librdkafka's log and tokens through, and no more.

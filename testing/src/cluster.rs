@@ -14,7 +14,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
-    error::KafkaError,
+    error::{KafkaError, KafkaResult},
     types::RDKafkaErrorCode,
 };
 
@@ -296,22 +296,11 @@ impl Cluster {
     }
 
     fn end_offset(&self, topic: &str, partition: i32) -> i64 {
-        let start = Instant::now();
-        loop {
-            match self
-                .admin
-                .inner()
-                .fetch_watermarks(topic, partition, PATIENCE)
-            {
-                Ok((_start, end)) => return end,
-                // The leader of a topic that was just made may not know of it yet.
-                Err(error) => assert!(
-                    is_passing(&error) && start.elapsed() < PATIENCE,
-                    "end of {topic}/{partition}: {error}"
-                ),
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
+        let client = self.admin.inner();
+        let (_start, end) = ask(&format!("end of {topic}/{partition}"), || {
+            client.fetch_watermarks(topic, partition, PATIENCE)
+        });
+        end
     }
 
     /// What the group has committed, by partition.
@@ -321,18 +310,9 @@ impl Cluster {
             asked.add_partition(topic, partition);
         }
         let member = self.group_member(group);
-        let start = Instant::now();
-        let answer = loop {
-            match member.committed_offsets(asked.clone(), PATIENCE) {
-                Ok(answer) => break answer,
-                // A broker that has just started is still taking over the groups.
-                Err(error) => assert!(
-                    is_passing(&error) && start.elapsed() < PATIENCE,
-                    "committed offsets of {group} on {topic}: {error}"
-                ),
-            }
-            thread::sleep(Duration::from_millis(50));
-        };
+        let answer = ask(&format!("committed offsets of {group} on {topic}"), || {
+            member.committed_offsets(asked.clone(), PATIENCE)
+        });
         let mut committed: Vec<_> = answer
             .elements()
             .iter()
@@ -488,6 +468,22 @@ fn block_on<F: Future<Output: Send> + Send>(future: F) -> F::Output {
             .join()
             .expect("the admin client does not panic")
     })
+}
+
+/// Asks until there is an answer: a broker that has just started is still taking over the groups, and the leader of a topic
+/// that was just made may not know of it yet.
+fn ask<T>(what: &str, mut question: impl FnMut() -> KafkaResult<T>) -> T {
+    let start = Instant::now();
+    loop {
+        match question() {
+            Ok(answer) => return answer,
+            Err(error) => assert!(
+                is_passing(&error) && start.elapsed() < PATIENCE,
+                "{what}: {error}"
+            ),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn is_passing(error: &KafkaError) -> bool {
