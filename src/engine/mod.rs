@@ -816,52 +816,52 @@ impl<R, C> Engine<R, C> {
         if self.breaker.holds() && !held {
             self.schedule.end_outage_waits(self.now);
         }
-        let again = match then {
+        // How to try again, if at all; or for how long to wait where the record is not to blame.
+        let retry = match then {
+            AfterFailure::Retry(policy) => Ok(Some((policy, None))),
+            AfterFailure::RetryAfter(wait, policy) => Ok(Some((policy, Some(wait)))),
+            AfterFailure::GiveUp => Ok(None),
             AfterFailure::Postpone(wait) => {
                 partition.postponed(job.seq, self.clock);
                 partition.counts.postponed += 1;
-                Some(wait)
+                Err(wait)
             }
             AfterFailure::Outage => {
                 let outages = partition.met_outage(job.seq, clock, self.clock);
                 partition.counts.outages += 1;
-                let waits = !self.breaker.holds();
-                Some(if waits {
-                    self.breaker.record_wait(outages)
-                } else {
+                Err(if self.breaker.holds() {
                     Duration::ZERO
+                } else {
+                    self.breaker.record_wait(outages)
                 })
             }
-            _ => None,
         };
-        if let Some(wait) = again {
-            if partition.goes_on() {
-                let queued = Queued {
-                    record: job.record,
-                    seq: job.seq,
-                    attempts: job.attempt - 1,
-                };
-                let due = later(self.now, wait);
-                let outage = evidence == Evidence::Down;
-                self.schedule.insert(due, owner, job.lane, queued, outage);
+        let retry = match retry {
+            Ok(retry) => retry,
+            Err(wait) => {
+                if partition.goes_on() {
+                    let queued = Queued {
+                        record: job.record,
+                        seq: job.seq,
+                        attempts: job.attempt - 1,
+                    };
+                    let due = later(self.now, wait);
+                    let outage = evidence == Evidence::Down;
+                    self.schedule.insert(due, owner, job.lane, queued, outage);
+                }
+                return;
             }
-            return;
-        }
+        };
         let random = splitmix(&mut self.random);
         let since_first = partition.failed_for(job.seq, clock, self.clock);
-        let (policy, asked, is_final) = match then {
-            AfterFailure::Retry(policy) => (policy, None, false),
-            AfterFailure::RetryAfter(wait, policy) => (policy, Some(wait), false),
-            AfterFailure::GiveUp => (None, None, true),
-            AfterFailure::Postpone(_) | AfterFailure::Outage => unreachable!("returned above"),
-        };
-        let policy = policy.unwrap_or_else(|| Arc::clone(&self.config.retry));
-        let wait = match asked {
-            _ if is_final => None,
-            Some(_) if policy.is_exhausted(job.attempt, since_first) => None,
-            Some(wait) => Some(wait),
-            None => policy.next(job.attempt, since_first, random),
-        };
+        let wait = retry.and_then(|(policy, asked)| {
+            let policy = policy.as_ref().unwrap_or(&self.config.retry);
+            match asked {
+                Some(_) if policy.is_exhausted(job.attempt, since_first) => None,
+                Some(wait) => Some(wait),
+                None => policy.next(job.attempt, since_first, random),
+            }
+        });
         match wait {
             Some(wait) => {
                 if partition.goes_on() {
