@@ -1,18 +1,17 @@
-//! Creating topics, and asking how they are set.
+//! Asking how topics are set, and creating them.
 
 use std::collections::BTreeMap;
 
 use rdkafka::{
-    admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication},
-    client::DefaultClientContext,
+    admin::{AdminClient, AdminOptions, ResourceSpecifier},
     types::RDKafkaErrorCode as Code,
 };
 
-use super::inspect::{Cluster, InspectError};
+use super::cluster::{Cluster, ClusterError, Outside};
 
 /// Creates topics, and tells how they are set.
 pub struct Administrator {
-    client: AdminClient<DefaultClientContext>,
+    client: AdminClient<Outside>,
     options: AdminOptions,
 }
 
@@ -23,6 +22,7 @@ impl std::fmt::Debug for Administrator {
 }
 
 /// A topic to be made.
+#[cfg(feature = "cli")]
 #[derive(Debug, Clone)]
 pub struct Planned {
     /// Its name.
@@ -41,13 +41,13 @@ impl Cluster {
     /// # Errors
     ///
     /// Properties that cannot be.
-    pub fn administrator(&self) -> Result<Administrator, InspectError> {
-        let client = self.producer_config()?.create();
+    pub fn administrator(&self) -> Result<Administrator, ClusterError> {
+        let client = self.producer.create_with_context(self.context());
         Ok(Administrator {
-            client: client.map_err(|error| InspectError::Client(error.to_string()))?,
+            client: client.map_err(|error| ClusterError::Client(error.to_string()))?,
             options: AdminOptions::new()
-                .request_timeout(Some(self.patience()))
-                .operation_timeout(Some(self.patience())),
+                .request_timeout(Some(self.patience.answer))
+                .operation_timeout(Some(self.patience.answer)),
         })
     }
 }
@@ -58,18 +58,18 @@ impl Administrator {
     /// # Errors
     ///
     /// If they don't.
-    pub async fn settings(&self, topic: &str) -> Result<BTreeMap<String, String>, InspectError> {
+    pub async fn settings(&self, topic: &str) -> Result<BTreeMap<String, String>, ClusterError> {
         let what = || format!("settings of topic `{topic}`");
         let asked = [ResourceSpecifier::Topic(topic)];
         let answer = self.client.describe_configs(&asked, &self.options).await;
-        let mut answer = answer.map_err(|error| InspectError::Refused {
+        let mut answer = answer.map_err(|error| ClusterError::Refused {
             what: what(),
             code: error.rdkafka_error_code().unwrap_or(Code::Fail),
         })?;
         let described = answer
             .pop()
             .unwrap_or(Err(Code::BadMessage))
-            .map_err(|code| InspectError::Refused { what: what(), code })?;
+            .map_err(|code| ClusterError::Refused { what: what(), code })?;
         let entries = described.entries.into_iter();
         Ok(entries
             .filter_map(|entry| Some((entry.name, entry.value?)))
@@ -81,18 +81,20 @@ impl Administrator {
     /// # Errors
     ///
     /// If they refuse.
-    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<(), InspectError> {
+    #[cfg(feature = "cli")]
+    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<(), ClusterError> {
         let Planned {
             name,
             partitions,
             replication,
             settings,
         } = topic;
+        use rdkafka::admin::{NewTopic, TopicReplication};
         let mut new = NewTopic::new(name, *partitions, TopicReplication::Fixed(*replication));
         for (setting, value) in settings {
             new = new.set(setting, value);
         }
-        let refused = |code| InspectError::Refused {
+        let refused = |code| ClusterError::Refused {
             what: format!("creating topic `{name}`"),
             code,
         };

@@ -1,7 +1,7 @@
 //! The one place with `unsafe`: what librdkafka can do and the safe binding cannot, and the lock on a file.
 //!
-//! Partition queues read in batches, commits answered on a queue of our own, questions about topics and logs that block
-//! nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are
+//! Partition queues read in batches, commits answered on a queue of our own, questions about topics, logs and groups that
+//! block nobody, header names that are not UTF-8, leader epochs, and producing with raw headers. librdkafka's handles are
 //! thread-safe; what it does not check is that a queue is gone before its client is. [`Lifeline`] does: every wrapper
 //! holds it locked while it calls, and
 //! [`Consumer`], the only owner of a client that wrappers can reach, cuts it before the client is destroyed. From then
@@ -505,6 +505,20 @@ pub(crate) enum LogEnd {
     Next,
 }
 
+/// A member of a consumer group.
+#[cfg(feature = "cli")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// What its client calls itself, `client.id`.
+    pub client_id: String,
+    /// Where it is, as the brokers see it.
+    pub host: String,
+    /// Its `group.instance.id`, if it is a static member.
+    pub instance: Option<String>,
+    /// What it has been assigned: topics and partitions.
+    pub partitions: Vec<(String, i32)>,
+}
+
 /// A question to the brokers, answered on a queue of its own. Dropped, it is forgotten.
 pub(crate) struct Question(Queue);
 
@@ -512,6 +526,8 @@ pub(crate) struct Question(Queue);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Topics(Vec<DescribedTopic>),
+    #[cfg(feature = "cli")]
+    Group(Vec<Member>),
     Offset(i64),
     Failed(RDKafkaErrorCode),
 }
@@ -563,6 +579,25 @@ impl Question {
         Self::ask(lifeline, wake, op, limit, |client, options, queue| {
             // SAFETY: all are valid, and librdkafka copies the list.
             unsafe { sys::rd_kafka_ListOffsets(client, list.ptr(), options, queue) };
+        })
+    }
+
+    /// Who is in the group. None when the consumer is gone.
+    #[cfg(feature = "cli")]
+    pub(crate) fn group(
+        lifeline: &Lifeline,
+        wake: Wake,
+        group: &str,
+        limit: Duration,
+    ) -> Option<Question> {
+        let group = CString::new(group).ok()?;
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
+        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+            // SAFETY: client, options and queue are valid, and so is the name, which librdkafka copies.
+            unsafe {
+                let mut names = [group.as_ptr()];
+                sys::rd_kafka_DescribeConsumerGroups(client, names.as_mut_ptr(), 1, options, queue);
+            }
         })
     }
 
@@ -649,7 +684,58 @@ unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
             }
         }
     }
+    #[cfg(feature = "cli")]
+    // SAFETY: as above; what `members_in` is given lives as long as the event.
+    unsafe {
+        let groups = sys::rd_kafka_event_DescribeConsumerGroups_result(event);
+        if !groups.is_null() {
+            let groups = sys::rd_kafka_DescribeConsumerGroups_result_groups(groups, &mut count);
+            if let Some(&group) = slice_of(groups, count).first() {
+                let error = sys::rd_kafka_ConsumerGroupDescription_error(group);
+                return match error_code(sys::rd_kafka_error_code(error)) {
+                    Some(error) => Answer::Failed(error),
+                    None => Answer::Group(members_in(group)),
+                };
+            }
+        }
+    }
     Answer::Failed(RDKafkaErrorCode::BadMessage)
+}
+
+/// # Safety
+/// `group` must be a valid description.
+#[cfg(feature = "cli")]
+unsafe fn members_in(group: *const sys::rd_kafka_ConsumerGroupDescription_t) -> Vec<Member> {
+    // SAFETY: members below the count are valid; their texts are C strings or null; an assignment and its list may be
+    // null, and the list's elements are as many as it says, with C strings for topics.
+    unsafe {
+        let text = |text: *const c_char| {
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        let member = |index| {
+            let member = sys::rd_kafka_ConsumerGroupDescription_member(group, index);
+            let assignment = sys::rd_kafka_MemberDescription_assignment(member);
+            let list = match assignment.is_null() {
+                true => ptr::null(),
+                false => sys::rd_kafka_MemberAssignment_partitions(assignment),
+            };
+            let elements = match list.as_ref() {
+                Some(list) => slice_of(list.elems, usize::try_from(list.cnt).unwrap_or(0)),
+                None => &[],
+            };
+            let partitions = elements.iter();
+            let partitions = partitions.filter_map(|it| Some((text(it.topic)?, it.partition)));
+            Member {
+                client_id: text(sys::rd_kafka_MemberDescription_client_id(member))
+                    .unwrap_or_default(),
+                host: text(sys::rd_kafka_MemberDescription_host(member)).unwrap_or_default(),
+                instance: text(sys::rd_kafka_MemberDescription_group_instance_id(member)),
+                partitions: partitions.collect(),
+            }
+        };
+        let count = sys::rd_kafka_ConsumerGroupDescription_member_count(group);
+        (0..count).map(member).collect()
+    }
 }
 
 /// # Safety

@@ -1,10 +1,10 @@
 //! Everything that talks to librdkafka: no other part of the crate names it, but for the builder's checked settings.
 
-#[cfg(feature = "cli")]
 mod administer;
 mod assignment;
 mod breaker;
 mod client;
+mod cluster;
 mod commits;
 mod drain;
 mod epochs;
@@ -19,30 +19,37 @@ mod prefetch;
 mod producer;
 mod properties;
 mod pump;
+mod reading;
 mod spooled;
+mod standing;
 mod status;
 mod surprises;
-mod survey;
 mod topics;
 mod watch;
 
 pub(crate) use self::client::generate_token;
+pub use self::{
+    administer::Administrator,
+    client::{OAuthToken, OAuthTokenProvider},
+    cluster::{Cluster, ClusterError},
+    properties::PropertyError,
+    reading::Next,
+    standing::Committed,
+};
 #[cfg(feature = "cli")]
 pub use self::{
-    administer::{Administrator, Planned},
-    inspect::{Cluster, Committed, Courier, InspectError, Next, Note, Remark},
-};
-pub use self::{
-    client::{OAuthToken, OAuthTokenProvider},
-    properties::PropertyError,
+    administer::Planned,
+    ffi::Member,
+    inspect::Courier,
+    standing::{Note, Remark},
 };
 pub(crate) use self::{
+    cluster::{PREFETCH, Patience},
     ffi::lock_file,
     log::Throttle,
     producer::{AckedProducer, Outgoing, ProduceError, ProduceErrorKind, RawHeader, TokenSource},
     properties::{Properties, consumer_config, producer_config},
     pump::{Control, Controls, Lookup, Selection, Start, control_channel, start},
-    survey::{Finished, Survey, SurveyError, TopicLimits},
 };
 
 type BaseConsumer = rdkafka::consumer::BaseConsumer<client::Shell>;

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     BuildError, OAuthToken, OAuthTokenProvider, Ordering, RedrivenForOthers, ReliableConsumer,
     Retry,
-    kafka::{Properties, consumer_config, producer_config},
+    kafka::{PREFETCH, Properties, consumer_config, producer_config},
     origin::is_topic_name,
 };
 
@@ -322,7 +322,7 @@ impl RedriverBuilder {
             placement: self.placement,
             pace: self.rate.map(Pace::new),
             once: self.once,
-            consumer: consumer_config(&self.properties, 1_024)?,
+            consumer: consumer_config(&self.properties, PREFETCH)?,
             producer: producer_config(&self.properties, &self.producer)?,
             oauth: self.oauth,
         };

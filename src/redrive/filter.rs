@@ -3,7 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::{
-    dead_letter::{FailureKind, Story},
+    dead_letter::{FailureKind, LastError, Story},
+    header_names,
     record::Record,
 };
 
@@ -29,7 +30,8 @@ use crate::{
 #[must_use]
 pub struct LetterFilter {
     topics: Vec<String>,
-    kinds: Vec<FailureKind>,
+    /// Names of kinds, and classes.
+    errors: Vec<String>,
     /// Unix milliseconds.
     after: Option<i64>,
     before: Option<i64>,
@@ -51,7 +53,14 @@ impl LetterFilter {
 
     /// Letters that this library wrote for this reason.
     pub fn error_kind(mut self, kind: FailureKind) -> Self {
-        self.kinds.push(kind);
+        self.errors.push(kind.as_str().into());
+        self
+    }
+
+    /// Letters whose error goes by this name, whoever wrote them: a [kind](FailureKind::as_str) of this library's, also one
+    /// of a later version, or the class of an exception, with its package or without.
+    pub fn error_named(mut self, name: impl Into<String>) -> Self {
+        self.errors.push(name.into());
         self
     }
 
@@ -87,19 +96,20 @@ impl LetterFilter {
 
     /// Whether the letter is meant.
     pub fn matches(&self, letter: &Record) -> bool {
-        if self.is_all() {
-            return true;
-        }
-        let story = Story::of(letter);
-        let story = story.as_ref();
-        let one_of = |list: &[String], it: Option<&str>| {
-            list.is_empty() || it.is_some_and(|it| list.iter().any(|wanted| wanted == it))
-        };
+        self.is_all() || self.matches_told(letter, Story::of(letter).as_ref())
+    }
+
+    /// The same, for who has read the letter's story already.
+    pub fn matches_told(&self, letter: &Record, story: Option<&Story<'_>>) -> bool {
         let origin = story.and_then(|story| story.origin);
-        let kind = story.and_then(|story| story.error.kind);
         let failed_at = story.and_then(|story| story.failed_at);
-        one_of(&self.topics, origin.map(|origin| origin.topic))
-            && (self.kinds.is_empty() || kind.is_some_and(|kind| self.kinds.contains(&kind)))
+        let one_of = |topic: &str| self.topics.iter().any(|wanted| wanted == topic);
+        let has_error = |story: &Story<'_>| {
+            let mut wanted = self.errors.iter();
+            wanted.any(|wanted| is_named(wanted, letter, &story.error))
+        };
+        (self.topics.is_empty() || origin.is_some_and(|origin| one_of(origin.topic)))
+            && (self.errors.is_empty() || story.is_some_and(has_error))
             && self
                 .after
                 .is_none_or(|after| failed_at.is_some_and(|at| at >= after))
@@ -119,7 +129,8 @@ impl LetterFilter {
             })
     }
 
-    pub(super) fn is_all(&self) -> bool {
+    /// Whether all letters are meant.
+    pub fn is_all(&self) -> bool {
         *self == Self::default()
     }
 
@@ -127,7 +138,7 @@ impl LetterFilter {
     pub(super) fn fingerprint(&self) -> u64 {
         let Self {
             topics,
-            kinds,
+            errors,
             after,
             before,
             keys,
@@ -145,7 +156,7 @@ impl LetterFilter {
         };
         let bytes = |text: &str| text.as_bytes().to_vec();
         list(1, topics.iter().map(|topic| bytes(topic)).collect());
-        list(2, kinds.iter().map(|kind| bytes(kind.as_str())).collect());
+        list(2, errors.iter().map(|error| bytes(error)).collect());
         list(3, after.iter().map(|at| at.to_le_bytes().into()).collect());
         list(4, before.iter().map(|at| at.to_le_bytes().into()).collect());
         list(5, keys.clone());
@@ -160,6 +171,14 @@ impl LetterFilter {
         };
         list(6, headers.iter().map(header).collect());
         hash.0
+    }
+}
+
+fn is_named(wanted: &str, letter: &Record, error: &LastError<'_>) -> bool {
+    match (error.class, error.kind) {
+        (Some(class), _) => class == wanted || class.rsplit(['.', '$']).next() == Some(wanted),
+        (None, Some(kind)) => kind.as_str() == wanted,
+        (None, None) => letter.headers().get_str(header_names::ERROR_KIND) == Some(wanted),
     }
 }
 
@@ -238,6 +257,25 @@ mod tests {
         let stranger = Message::builder().record();
         assert!(all().matches(&stranger));
         assert!(!all().failed_before(at(100)).matches(&stranger));
+    }
+
+    #[test]
+    fn an_error_goes_by_its_kind_or_its_class_with_or_without_its_package() {
+        let of_spring = Message::builder()
+            .header("kafka_dlt-exception-fqcn", "java.io.IOException")
+            .record();
+        let of_later = letter().header(names::ERROR_KIND, "bored").record();
+        let named = |name: &str| LetterFilter::all().error_named(name);
+        for (letter, name, expected) in [
+            (&of_spring, "java.io.IOException", true),
+            (&of_spring, "IOException", true),
+            (&of_spring, "io", false),
+            (&of_later, "bored", true),
+            (&of_later, "timeout", false),
+            (&letter().record(), "timeout", true),
+        ] {
+            assert_eq!(named(name).matches(letter), expected, "{name}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod builder;
 mod filter;
+mod noting;
 mod outbox;
 mod pace;
 mod placement;
@@ -69,9 +70,15 @@ use self::{pace::Pace, report::Ledger, rules::Rules};
 ///
 /// [`once`](RedriverBuilder::once) makes a run that ends with the letters that are there when it begins, and lets none of
 /// them wait. With a [`filter`](RedriverBuilder::filter) it sends some of them only. Such a run has a group of its own,
-/// named after the filter: interrupted and run again it goes on where it was, and what it leaves out stays where it is.
-/// It passes over what the redriver without a filter is done with. The other way round that cannot be: a redriver that
-/// runs without a filter later, or at the same time, sends again what runs with filters have sent.
+/// named after the filter: interrupted and run again it goes on where it was, and what it leaves out stays where it is, for
+/// the redriver without a filter too. It passes over what that one is done with.
+///
+/// The other way round, what it has done is noted for the group of the redriver without a filter when the run ends, which
+/// needs that group to be idle: then nobody sends it again. Where that cannot be, because that redriver is at work, or
+/// because of too many separate letters for a note beside a committed offset,
+/// [`RedriveReport::not_noted`] says so, and they will be sent twice. The same run, started again, notes what an earlier one
+/// could not. Don't end two runs with different filters on a topic at the same moment: the later note may replace the
+/// other.
 ///
 /// # Several groups on a topic
 ///

@@ -1,7 +1,7 @@
 //! Sends letters on, and finds out why one is not taken.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, Ordering},
@@ -15,8 +15,8 @@ use super::{ParkReason, Placement, rules::Return};
 use crate::{
     header_names as names,
     kafka::{
-        AckedProducer, Outgoing, ProduceError, ProduceErrorKind as Kind, RawHeader, Survey,
-        TopicLimits,
+        AckedProducer, Administrator, Cluster, ClusterError, Outgoing, ProduceError,
+        ProduceErrorKind as Kind, RawHeader,
     },
     origin::Origin,
     record::Record,
@@ -24,6 +24,8 @@ use crate::{
 
 /// How long what is known of a topic is believed: partitions that are added meanwhile get no redriven records yet.
 const FRESH: Duration = Duration::from_secs(5);
+/// Kafka's own default for a topic whose retention we may not see.
+const DEFAULT_RETENTION_MS: i64 = 7 * 24 * 3600 * 1000;
 
 /// Why a letter is still here.
 pub(super) enum Obstacle {
@@ -35,7 +37,8 @@ pub(super) enum Obstacle {
 
 pub(super) struct Outbox {
     producer: AckedProducer,
-    survey: Arc<Survey>,
+    cluster: Arc<Cluster>,
+    administrator: Administrator,
     placement: Placement,
     topics: Mutex<HashMap<String, Arc<Topic>>>,
     /// Held while the brokers are asked about a topic: one asks, the others wait for the same answer.
@@ -46,7 +49,9 @@ pub(super) struct Outbox {
 }
 
 struct Topic {
-    limits: TopicLimits,
+    partitions: i32,
+    /// Records whose timestamps are older than this are deleted. `None`: none are.
+    retention_ms: Option<i64>,
     asked: Instant,
     /// Timestamps at or below the one, and at or above the other, are known to be refused.
     too_old: AtomicI64,
@@ -54,15 +59,20 @@ struct Topic {
 }
 
 impl Outbox {
-    pub(super) fn new(producer: AckedProducer, survey: Arc<Survey>, placement: Placement) -> Self {
-        Self {
+    pub(super) fn new(
+        producer: AckedProducer,
+        cluster: Arc<Cluster>,
+        placement: Placement,
+    ) -> Result<Self, ClusterError> {
+        Ok(Self {
             producer,
-            survey,
+            administrator: cluster.administrator()?,
+            cluster,
             placement,
             topics: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             company: RwLock::default(),
-        }
+        })
     }
 
     /// Ends when all in-sync replicas of its topic have the record, or it is known why not.
@@ -104,11 +114,9 @@ impl Outbox {
             let timestamp = original.filter(|millis| known.takes(*millis, now));
             let record = Outgoing {
                 topic,
-                partition: self.placement.choose(
-                    letter.key(),
-                    origin.partition,
-                    known.limits.partitions,
-                ),
+                partition: self
+                    .placement
+                    .choose(letter.key(), origin.partition, known.partitions),
                 key: letter.key(),
                 value: letter.value(),
                 timestamp,
@@ -181,21 +189,26 @@ impl Outbox {
         if let Some(topic) = known.as_ref().filter(|topic| topic.asked > since) {
             return Ok(Arc::clone(topic));
         }
-        let (survey, asked) = (Arc::clone(&self.survey), name.to_owned());
-        let limits = spawn_blocking(move || survey.limits(&asked)).await;
-        let limits = limits
+        let (cluster, asked) = (Arc::clone(&self.cluster), name.to_owned());
+        let partitions = spawn_blocking(move || cluster.find(&asked)).await;
+        let partitions = partitions
             .map_err(|error| Obstacle::ForNow(error.to_string()))?
             .map_err(|error| Obstacle::ForNow(error.to_string()))?;
-        if limits.partitions == 0 {
+        let Some(partitions) = partitions else {
             let message = format!("there is no topic `{name}` any more");
             return Err(Obstacle::ForGood(ParkReason::UnknownTopic, message));
-        }
+        };
+        let settings = self.administrator.settings(name).await;
+        // Who may not see it goes by Kafka's default: too short a time costs a timestamp, too long a one the record.
+        let retention = settings.ok().and_then(|settings| retention_ms(&settings));
+        let retention_ms = retention.unwrap_or(Some(DEFAULT_RETENTION_MS));
         let bound = |of: fn(&Topic) -> &AtomicI64, none| {
             let known = known.as_ref();
             AtomicI64::new(known.map_or(none, |topic| of(topic).load(Ordering::Relaxed)))
         };
         let topic = Arc::new(Topic {
-            limits,
+            partitions,
+            retention_ms,
             asked: Instant::now(),
             too_old: bound(|topic| &topic.too_old, i64::MIN),
             too_new: bound(|topic| &topic.too_new, i64::MAX),
@@ -216,7 +229,6 @@ impl Topic {
     /// with the current time.
     fn takes(&self, millis: i64, now: i64) -> bool {
         let retained = self
-            .limits
             .retention_ms
             .is_none_or(|retention| millis > now.saturating_sub(retention));
         millis >= 0
@@ -232,6 +244,15 @@ impl Topic {
             self.too_new.fetch_min(millis, Ordering::Relaxed);
         }
     }
+}
+
+/// `None` if it is not told.
+fn retention_ms(settings: &BTreeMap<String, String>) -> Option<Option<i64>> {
+    if !settings.get("cleanup.policy")?.contains("delete") {
+        return Some(None);
+    }
+    let retention: i64 = settings.get("retention.ms")?.parse().ok()?;
+    Some((retention >= 0).then_some(retention))
 }
 
 /// The letter's own headers in their order, then these in place of any of the same name.
@@ -259,10 +280,8 @@ mod tests {
 
     fn topic(retention_ms: Option<i64>) -> Topic {
         Topic {
-            limits: TopicLimits {
-                partitions: 1,
-                retention_ms,
-            },
+            partitions: 1,
+            retention_ms,
             asked: Instant::now(),
             too_old: AtomicI64::new(i64::MIN),
             too_new: AtomicI64::new(i64::MAX),

@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     Action, ParkReason, Plan, RedriveReport, Redriver,
+    noting::note,
     outbox::{Obstacle, Outbox},
     report::Ledger,
     rules::{Return, Verdict},
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     Handler, HandlerResult, Message, RunError,
     handler::{HandlerError, postpone},
-    kafka::{AckedProducer, Finished, Survey, SurveyError, generate_token},
+    kafka::{AckedProducer, Cluster, ClusterError, Committed, Next, Patience, generate_token},
     record::Record,
 };
 
@@ -32,6 +33,11 @@ const AGAIN: Duration = Duration::from_secs(1);
 const NOT_IN_THIS_RUN: Duration = Duration::from_secs(24 * 3600);
 /// How often such a run looks whether it is through.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long brokers may take.
+const PATIENCE: Patience = Patience {
+    answer: Duration::from_secs(10),
+    silence: Duration::from_secs(60),
+};
 
 /// Why a redriver ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -64,8 +70,8 @@ pub enum RedriveError {
     },
 }
 
-impl From<SurveyError> for RedriveError {
-    fn from(error: SurveyError) -> Self {
+impl From<ClusterError> for RedriveError {
+    fn from(error: ClusterError) -> Self {
         Self::Brokers {
             reason: error.to_string(),
         }
@@ -105,26 +111,31 @@ impl RedriveRun {
             handle,
         } = self.redriver;
         let ledger = Arc::clone(&handle.ledger);
-        let survey = survey(&plan, &plan.group).await?;
+        let cluster = cluster(&plan, &plan.group).await?;
+        let unfiltered = unfiltered(&plan).await?;
         let snapshot = match plan.once {
-            true => Some(Snapshot::take(&plan, &survey).await?),
+            true => Some(Snapshot::take(&plan, &cluster, unfiltered.as_ref()).await?),
             false => None,
         };
         if let Some(snapshot) = &snapshot {
             ledger.open().total = Some(snapshot.total);
             if snapshot.is_through(&snapshot.finished) {
-                return Ok(RedriveReport::default());
+                // An earlier run may have been killed before it had noted what it had done.
+                return Ok(RedriveReport {
+                    not_noted: not_noted(&plan, &cluster, unfiltered).await,
+                    ..RedriveReport::default()
+                });
             }
         }
         let through = Arc::new(AtomicBool::new(false));
         let end = {
-            let (survey, through) = (Arc::clone(&survey), Arc::clone(&through));
+            let (cluster, through) = (Arc::clone(&cluster), Arc::clone(&through));
             let (plan, snapshot) = (Arc::clone(&plan), snapshot.clone());
             async move {
                 let Some(snapshot) = snapshot else {
                     return std::future::pending().await;
                 };
-                snapshot.wait_until_through(&plan, &survey).await;
+                snapshot.wait_until_through(&plan, &cluster).await;
                 through.store(true, Ordering::Relaxed);
             }
         };
@@ -139,12 +150,16 @@ impl RedriveRun {
             }
         };
         let courier = Courier {
-            outbox: Outbox::new(producer(&plan)?, survey, plan.placement),
-            plan,
+            outbox: Outbox::new(producer(&plan)?, Arc::clone(&cluster), plan.placement)?,
+            plan: Arc::clone(&plan),
             ledger: Arc::clone(&ledger),
             snapshot,
         };
         let ended = consumer.run(courier).with_graceful_shutdown(signal).await;
+        let not_noted = match &ended {
+            Ok(_) => not_noted(&plan, &cluster, unfiltered).await,
+            Err(_) => None,
+        };
         let mut entries = ledger.open();
         let waiting = |report: &crate::Report| {
             let unfinished = report.unstarted + report.abandoned;
@@ -158,6 +173,7 @@ impl RedriveRun {
             Err(error) => waiting(error.report()),
         };
         entries.report.waiting = waiting;
+        entries.report.not_noted = not_noted;
         let report = entries.report.clone();
         drop(entries);
         tracing::info!(
@@ -196,28 +212,33 @@ impl std::fmt::Debug for RedriveRun {
 struct Snapshot {
     spans: Vec<Range<i64>>,
     /// What this run's own group was done with by then.
-    finished: Vec<Finished>,
+    finished: Vec<Committed>,
     /// What the redriver without a filter was done with, if this one has a filter.
-    before: Vec<Finished>,
+    before: Vec<Committed>,
     /// Letters to deal with, by their offsets.
     total: u64,
 }
 
 impl Snapshot {
-    async fn take(plan: &Arc<Plan>, own: &Arc<Survey>) -> Result<Self, SurveyError> {
+    async fn take(
+        plan: &Arc<Plan>,
+        own: &Arc<Cluster>,
+        unfiltered: Option<&Arc<Cluster>>,
+    ) -> Result<Self, ClusterError> {
         let source = plan.rules.source.clone();
-        let spans = ask(own, move |survey| survey.bounds(&source)).await?;
-        let partitions = spans.len();
-        let finished = finished(plan, own, partitions).await?;
-        let before = match &plan.unfiltered_group {
-            Some(group) => {
-                let others = survey(plan, group).await?;
-                self::finished(plan, &others, partitions).await?
-            }
+        let spans = ask(own, move |cluster| {
+            let partitions = 0..cluster.partitions(&source)?;
+            let bounds = partitions.map(|partition| cluster.bounds(&source, partition));
+            bounds.collect::<Result<Vec<_>, _>>()
+        });
+        let spans = spans.await?;
+        let finished = finished(plan, own, spans.len()).await?;
+        let before = match unfiltered {
+            Some(unfiltered) => self::finished(plan, unfiltered, spans.len()).await?,
             None => Vec::new(),
         };
         let total = spans.iter().zip(&finished).map(|(span, finished)| {
-            let from = finished.committed.unwrap_or(span.start).max(span.start);
+            let from = finished.offset.unwrap_or(span.start).max(span.start);
             u64::try_from(span.end - from).unwrap_or(0)
         });
         let total = total.sum();
@@ -240,18 +261,18 @@ impl Snapshot {
         let finished = usize::try_from(letter.partition())
             .ok()
             .and_then(|partition| self.before.get(partition));
-        finished.is_some_and(|finished| finished.contains(letter.offset()))
+        finished.is_some_and(|finished| finished.covers(letter.offset()))
     }
 
-    fn is_through(&self, finished: &[Finished]) -> bool {
+    fn is_through(&self, finished: &[Committed]) -> bool {
         self.spans.iter().zip(finished).all(|(span, finished)| {
             let reached = |committed| committed >= span.end;
-            span.is_empty() || finished.committed.is_some_and(reached)
+            span.is_empty() || finished.offset.is_some_and(reached)
         })
     }
 
     /// Goes by what the group has committed: other processes may have their part of the partitions.
-    async fn wait_until_through(&self, plan: &Arc<Plan>, own: &Arc<Survey>) {
+    async fn wait_until_through(&self, plan: &Arc<Plan>, own: &Arc<Cluster>) {
         loop {
             tokio::time::sleep(LOOK).await;
             match finished(plan, own, self.spans.len()).await {
@@ -264,20 +285,64 @@ impl Snapshot {
 }
 
 async fn ask<T: Send + 'static>(
-    survey: &Arc<Survey>,
-    question: impl FnOnce(&Survey) -> Result<T, SurveyError> + Send + 'static,
-) -> Result<T, SurveyError> {
-    let survey = Arc::clone(survey);
-    unpanicked(spawn_blocking(move || question(&survey)).await)
+    cluster: &Arc<Cluster>,
+    question: impl FnOnce(&Cluster) -> Result<T, ClusterError> + Send + 'static,
+) -> Result<T, ClusterError> {
+    let cluster = Arc::clone(cluster);
+    unpanicked(spawn_blocking(move || question(&cluster)).await)
 }
 
-async fn survey(plan: &Arc<Plan>, group: &str) -> Result<Arc<Survey>, SurveyError> {
+/// The last that is asked, which may read all of the topic: whoever drops the future wants that to end.
+async fn ask_at_length<T: Send + 'static>(
+    cluster: &Arc<Cluster>,
+    question: impl FnOnce(&Cluster) -> Result<T, ClusterError> + Send + 'static,
+) -> Result<T, ClusterError> {
+    struct Stop<'a>(&'a Cluster);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop();
+        }
+    }
+
+    let _stop = Stop(cluster);
+    ask(cluster, question).await
+}
+
+async fn cluster(plan: &Arc<Plan>, group: &str) -> Result<Arc<Cluster>, ClusterError> {
     let (plan, group) = (Arc::clone(plan), group.to_owned());
     let made = spawn_blocking(move || {
-        let oauth = plan.oauth.clone();
-        Survey::new(&plan.consumer, &plan.producer, &group, oauth).map(Arc::new)
+        let (producer, oauth) = (plan.producer.clone(), plan.oauth.clone());
+        Cluster::with(&plan.consumer, producer, &group, oauth, PATIENCE).map(Arc::new)
     });
     unpanicked(made.await)
+}
+
+/// As the redriver without a filter sees it, if this one has a filter.
+async fn unfiltered(plan: &Arc<Plan>) -> Result<Option<Arc<Cluster>>, ClusterError> {
+    match &plan.unfiltered_group {
+        Some(group) => cluster(plan, group).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Notes for the redriver without a filter what this one has done; tells why not.
+async fn not_noted(
+    plan: &Arc<Plan>,
+    own: &Arc<Cluster>,
+    unfiltered: Option<Arc<Cluster>>,
+) -> Option<String> {
+    let unfiltered = unfiltered?;
+    let plan = Arc::clone(plan);
+    let noted = ask_at_length(own, move |own| {
+        note(&plan.rules.source, &plan.filter, own, &unfiltered)
+    });
+    let error = noted.await.err()?;
+    tracing::warn!(
+        %error,
+        "what this run with a filter has done is not noted: a redriver without one will send it again"
+    );
+    Some(error.to_string())
 }
 
 fn unpanicked<T>(joined: Result<T, tokio::task::JoinError>) -> T {
@@ -286,11 +351,12 @@ fn unpanicked<T>(joined: Result<T, tokio::task::JoinError>) -> T {
 
 async fn finished(
     plan: &Arc<Plan>,
-    survey: &Arc<Survey>,
+    cluster: &Arc<Cluster>,
     partitions: usize,
-) -> Result<Vec<Finished>, SurveyError> {
-    let source = plan.rules.source.clone();
-    ask(survey, move |survey| survey.finished(&source, partitions)).await
+) -> Result<Vec<Committed>, ClusterError> {
+    let partitions = i32::try_from(partitions).unwrap_or(i32::MAX);
+    let asked = [(plan.rules.source.clone(), partitions)];
+    ask(cluster, move |cluster| cluster.committed(&asked)).await
 }
 
 fn producer(plan: &Plan) -> Result<AckedProducer, RedriveError> {
@@ -425,29 +491,26 @@ impl Courier {
 pub(super) async fn dry(redriver: Redriver) -> Result<RedriveReport, RedriveError> {
     let Redriver { plan, handle, .. } = redriver;
     let ledger = Arc::clone(&handle.ledger);
-    let survey = survey(&plan, &plan.group).await?;
-    let snapshot = Snapshot::take(&plan, &survey).await?;
+    let cluster = cluster(&plan, &plan.group).await?;
+    let unfiltered = unfiltered(&plan).await?;
+    let snapshot = Snapshot::take(&plan, &cluster, unfiltered.as_ref()).await?;
     ledger.open().total = Some(snapshot.total);
-    let stop = Stop::default();
-    let stopped = Arc::clone(&stop.0);
-    let looked = {
-        let ledger = Arc::clone(&ledger);
-        ask(&survey, move |survey| {
-            let spans: Vec<_> = snapshot
-                .spans
-                .iter()
-                .zip(&snapshot.finished)
-                .map(|(span, done)| done.committed.unwrap_or(0).max(span.start)..span.end)
-                .collect();
-            survey.read(&plan.rules.source, &spans, |letter| {
-                let done = &snapshot.finished[letter.partition() as usize];
-                if !done.contains(letter.offset()) {
-                    look_at(&plan, &snapshot, &ledger, &letter);
-                }
-                !stopped.load(Ordering::Relaxed)
+    let looked = ask_at_length(&cluster, move |cluster| {
+        let spans = (0..).zip(snapshot.spans.iter().zip(&snapshot.finished));
+        let spans: Vec<_> = spans
+            .map(|(partition, (span, done))| {
+                let from = done.offset.unwrap_or(0).max(span.start);
+                (partition, from..span.end)
             })
+            .collect();
+        cluster.read(&plan.rules.source, &spans, |letter| {
+            let done = &snapshot.finished[letter.partition() as usize];
+            if !done.covers(letter.offset()) {
+                look_at(&plan, &snapshot, &ledger, letter);
+            }
+            Ok(Next::More)
         })
-    };
+    });
     looked.await?;
     Ok(handle.report())
 }
@@ -465,16 +528,6 @@ fn look_at(plan: &Plan, snapshot: &Snapshot, ledger: &Ledger, letter: &Record) {
             Verdict::Park(reason) => entries.parked(reason, &plan.rules.parking_lot),
             Verdict::SendBack(back) => entries.redriven(back.topic),
         }
-    }
-}
-
-/// Whoever drops the future wants the reading to end.
-#[derive(Default)]
-struct Stop(Arc<AtomicBool>);
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -506,11 +559,11 @@ mod tests {
                 .dead_letter_topic("orders.dlq")
                 .allow("orders");
             let Redriver { plan, .. } = redriver.build().unwrap();
-            let survey = survey(&plan, &plan.group).await.unwrap();
-            let outbox = Outbox::new(producer(&plan).unwrap(), survey, plan.placement);
+            let cluster_seen = super::cluster(&plan, &plan.group).await.unwrap();
+            let outbox = Outbox::new(producer(&plan).unwrap(), cluster_seen, plan.placement);
             let courier = Courier {
                 plan,
-                outbox,
+                outbox: outbox.unwrap(),
                 ledger: Arc::default(),
                 snapshot: None,
             };

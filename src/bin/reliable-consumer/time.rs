@@ -8,6 +8,16 @@ use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(pub i64);
 
+impl Moment {
+    pub fn system_time(self) -> SystemTime {
+        let distance = Duration::from_millis(self.0.unsigned_abs());
+        match self.0 < 0 {
+            true => UNIX_EPOCH - distance,
+            false => UNIX_EPOCH + distance,
+        }
+    }
+}
+
 pub fn now() -> i64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

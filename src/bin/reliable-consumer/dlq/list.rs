@@ -28,7 +28,7 @@ pub fn run(
     let limit = list.limit as usize;
     let mut newest = Newest::new(limit, format);
     let tails = tails(&spans, i64::from(list.limit).max(TAIL));
-    let searches = !list.which.filter.is_empty();
+    let searches = !list.which.filter.letters().is_all();
     if !searches {
         letters.each(&tails, "reading", |letter| newest.offer(letter))?;
     }

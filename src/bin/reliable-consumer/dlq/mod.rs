@@ -97,6 +97,7 @@ impl<'a> Letters<'a> {
     ) -> Result<(), Failure> {
         let total = spans.iter().map(|(_, span)| (span.end - span.start) as u64);
         let mut progress = Progress::new(what, total.sum());
+        let filter = self.which.filter.letters();
         self.cluster.read(&self.source.topic, spans, |record| {
             progress.step();
             let committed = self.committed(record.partition());
@@ -105,7 +106,7 @@ impl<'a> Letters<'a> {
                 return Ok(Next::More);
             }
             let story = Story::of(record);
-            if self.which.filter.means(record, story.as_ref()) {
+            if filter.matches_told(record, story.as_ref()) {
                 each(&Letter {
                     record,
                     story,

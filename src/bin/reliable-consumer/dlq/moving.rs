@@ -10,7 +10,7 @@ use std::{
 
 use reliable_consumer::{
     Record, header_names,
-    operate::{Cluster, InspectError},
+    operate::{Cluster, ClusterError},
 };
 use serde_json::json;
 use tokio::runtime;
@@ -132,7 +132,8 @@ impl Transport<'_> {
             copies.push((letter.clone(), copy));
         });
         for (partition, offsets) in &moved {
-            cluster.mark_finished(topic, *partition, offsets).map_err(|error| {
+            let done: Vec<_> = offsets.iter().map(|it| *it..*it + 1).collect();
+            cluster.mark_finished(topic, *partition, &done).map_err(|error| {
                 Failure::InPart(format!(
                     "copied to {target}, but still open in {topic}, partition {partition}, offsets {offsets:?}: {error}"
                 ))
@@ -179,9 +180,9 @@ impl Transport<'_> {
         cluster: &Cluster,
         letters: &[Record],
         mut copied: impl FnMut(&Record, (i32, i64)),
-    ) -> Result<(), InspectError> {
+    ) -> Result<(), ClusterError> {
         let runtime = runtime::Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|error| InspectError::Client(error.to_string()))?;
+        let runtime = runtime.map_err(|error| ClusterError::Client(error.to_string()))?;
         let courier = cluster.courier()?;
         for letter in letters {
             let headers = letter.headers();

@@ -7,8 +7,7 @@ use std::{
 };
 
 use reliable_consumer::{
-    Action, RedriveHandle, RedriveReport, Redriver, RedriverBuilder,
-    operate::{Cluster, InspectError, Next},
+    Action, RedriveHandle, RedriveReport, Redriver, RedriverBuilder, operate::Cluster,
 };
 use serde_json::{Value, json};
 use tokio::{runtime, signal};
@@ -57,16 +56,10 @@ pub fn run(
     }
     let ended = runtime.block_on(redrive.deal(connection, count))?;
     redrive.tell(&ended.report, false, format, out)?;
-    if !redrive.filter.is_empty() {
-        let noted = redrive.note(&cluster, connection, &ended.group);
-        noted.map_err(|failure| match failure {
-            Failure::Kafka(error @ (InspectError::GroupAtWork(_) | InspectError::NoRoom { .. })) => {
-                Failure::InPart(format!(
-                    "all is sent, but the redriver without a filter does not know, and will send it again: {error}"
-                ))
-            }
-            other => other,
-        })?;
+    if let Some(reason) = &ended.report.not_noted {
+        return Err(Failure::InPart(format!(
+            "all is sent, but the redriver without a filter does not know, and will send it again: {reason}"
+        )));
     }
     match ended {
         Ended { stopped: true, .. } => Err(Failure::InPart(
@@ -81,7 +74,6 @@ pub fn run(
 
 struct Ended {
     report: RedriveReport,
-    group: String,
     stopped: bool,
 }
 
@@ -92,7 +84,7 @@ impl Redrive {
             .dead_letter_topic(topic)
             .group_id(self.source.group())
             .threshold(self.threshold)
-            .filter(self.filter.for_redriver().map_err(Failure::Usage)?);
+            .filter(self.filter.letters());
         if topic.ends_with(".parked") {
             builder = builder.action(Action::Unpark);
         }
@@ -163,7 +155,7 @@ impl Redrive {
 
     async fn deal(&self, connection: &Connection, count: u64) -> Result<Ended, Failure> {
         let redriver = self.redriver(connection)?;
-        let (group, handle) = (redriver.group_id().to_owned(), redriver.handle());
+        let handle = redriver.handle();
         let mut progress = Progress::new("sending back", count);
         let mut told = BTreeSet::new();
         let mut stopped = false;
@@ -183,40 +175,8 @@ impl Redrive {
         };
         Ok(Ended {
             report,
-            group,
             stopped: stopped && !self.follow,
         })
-    }
-
-    /// Notes what this run has done for the redriver without a filter, so that it does not send it again.
-    fn note(&self, cluster: &Cluster, connection: &Connection, group: &str) -> Result<(), Failure> {
-        let topic = &self.source.topic;
-        let own = connection.cluster(group)?;
-        let partitions = cluster.partitions(topic)?;
-        let done = own.committed(&[(topic.clone(), partitions)])?;
-        for done in done {
-            let before = cluster.committed_in(topic, done.partition)?;
-            let bounds = cluster.bounds(topic, done.partition)?;
-            let reached = done.note.finished().last().map(|range| range.end);
-            let end = reached
-                .or(done.offset)
-                .unwrap_or(bounds.start)
-                .min(bounds.end);
-            let start = before.offset.unwrap_or(0).max(bounds.start);
-            let filter = self.filter.for_redriver().map_err(Failure::Usage)?;
-            let mut offsets = Vec::new();
-            cluster.read(topic, &[(done.partition, start..end)], |letter| {
-                let offset = letter.offset();
-                if done.covers(offset) && !before.covers(offset) && filter.matches(letter) {
-                    offsets.push(offset);
-                }
-                Ok::<_, Failure>(Next::More)
-            })?;
-            if !offsets.is_empty() {
-                cluster.mark_finished(topic, done.partition, &offsets)?;
-            }
-        }
-        Ok(())
     }
 
     fn tell(
