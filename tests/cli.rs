@@ -85,7 +85,12 @@ fn on(cluster: &Cluster, arguments: &str) -> Ended {
 
 /// A letter of this library, about the record at this offset of `orders`.
 fn letter(offset: usize, kind: &str, failed_at: i64) -> Record {
-    Record::value(format!(r#"{{"order":{offset},"total":1.10}}"#))
+    let value = format!(r#"{{"order":{offset},"total":1.10}}"#);
+    letter_about(Record::value(value), offset, kind, failed_at)
+}
+
+fn letter_about(record: Record, offset: usize, kind: &str, failed_at: i64) -> Record {
+    record
         .key(format!("k{offset}"))
         .partition(0)
         .header("tenant", "blue")
@@ -256,6 +261,57 @@ fn statistics_count_by_topic_kind_hour_and_redrives() {
     let table = on(&cluster, &format!("dlq stats {dlq} --top 1")).well();
     assert!(table.contains("8 letters, 8 of them open"), "{}", table.out);
     assert!(table.contains("(all others)"), "{}", table.out);
+}
+
+/// The most memory that a run of the program had, in MiB, with what it left.
+fn at_its_largest(mut command: Command) -> (u64, Ended) {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut largest = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(&status).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        largest = largest.max(kib.unwrap_or(0));
+        std::thread::sleep(millis(2));
+    }
+    (largest >> 10, child.wait_with_output().unwrap().into())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn letters_are_counted_and_listed_in_memory_that_does_not_grow_with_them() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = cluster.create_topic("large.dlq", 2, &[]);
+    let (count, payload, began) = (20_000, "x".repeat(4 << 10), now());
+    let letters = (0..count).map(|n| {
+        let kind = ["timeout", "permanent", "panic"][n % 3];
+        let letter = letter_about(Record::value(&*payload), n, kind, began - n as i64);
+        letter.partition(n as i32 % 2)
+    });
+    cluster.produce(&dlq, letters);
+    // All of them are more than 80 MiB.
+    let bounded = |arguments: &str| {
+        let mut command = program(&format!("{arguments} -o json"));
+        command.args(["--brokers", cluster.brokers()]);
+        let (memory, ended) = at_its_largest(command);
+        assert!(memory > 0 && memory < 64, "{arguments}: {memory} MiB");
+        ended.well().json()
+    };
+    let stats = &bounded(&format!("dlq stats {dlq}"))[0];
+    assert_eq!(stats["letters"], count);
+    assert_eq!(stats["valueBytes"], count * payload.len());
+    let kinds = stats["byKind"]["top"].as_array().unwrap();
+    let kinds = kinds.iter().map(|row| row["letters"].as_u64().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), [6_667, 6_667, 6_666]);
+    let listed = bounded(&format!("dlq list {dlq} --kind panic --limit 2"));
+    assert_eq!(offsets(&listed), [1, 2], "the newest of that kind");
+    let dry = &bounded(&format!("dlq redrive {dlq} --to orders --dry-run"))[0];
+    assert_eq!(dry["redriven"]["orders"], count);
 }
 
 #[test]
@@ -446,7 +502,8 @@ fn letters_go_back_once_whether_with_a_filter_or_without() {
         ids
     };
     redrive("").with(2, "--to");
-    redrive(&format!("--to {topic} --kind java.io.IOException")).with(2, "none of this library's");
+    let none = redrive(&format!("--to {topic} --kind java.io.IOException -o json")).well();
+    assert_eq!(none.json()[0]["notMeant"], 6);
 
     let dry = redrive(&format!("--to {topic} --kind timeout --dry-run -o json")).well();
     assert_eq!(dry.json()[0]["redriven"][&topic], 3);
@@ -582,6 +639,7 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     };
     let builder = consumer(&cluster, &group)
         .topic(&topic)
+        .property("client.id", "till-7")
         .ordering(Ordering::Unordered);
     let running = Running::start(builder, handler);
     until("the others to be done", || {
@@ -608,15 +666,37 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     let age = first["head"]["ageMs"].as_i64().unwrap();
     assert!((590_000..700_000).contains(&age), "{age}");
     assert_eq!(lag[1]["state"], "caught up");
+    let (client, host) = (&first["owner"]["clientId"], &first["owner"]["host"]);
+    assert_eq!((client, host), (&"till-7".into(), &"127.0.0.1".into()));
+
+    let members = on(&cluster, &format!("lag {group} --members -o json")).well();
+    let members = members.json();
+    assert_eq!(members.len(), 1);
+    let partitions = members[0]["partitions"].as_array().unwrap();
+    assert_eq!(
+        (&members[0]["clientId"], partitions.len()),
+        (&"till-7".into(), 2)
+    );
+    let table = on(&cluster, &format!("lag {group} --members")).well();
+    assert!(table.contains(&format!("{topic} 0-1")), "{}", table.out);
 
     let table = on(&cluster, &format!("lag {group} --topic {topic}")).well();
     let row = table.out.lines().nth(1).unwrap();
-    for word in ["10m", "37", "35", "head holds others back", "k3\\u{1b}"] {
+    for word in [
+        "10m",
+        "37",
+        "35",
+        "head holds others back",
+        "k3\\u{1b}",
+        "till-7@127.0.0.1",
+    ] {
         assert!(row.contains(word), "{word}: {row}");
     }
     on(&cluster, &format!("lag {group} --max-age 5m")).with(6, "older than 5m");
     on(&cluster, &format!("lag {group} --max-age 1h")).well();
     running.stop().await;
+    let nobody = on(&cluster, &format!("lag {group} --members")).well();
+    assert!(nobody.contains("Nobody is in group"), "{}", nobody.out);
     // Somebody else's note, and a group that nobody knows.
     cluster.commit(&group, &topic, 0, 5, "rc1 of somewhere else");
     let table = on(&cluster, &format!("lag {group}")).well();
@@ -698,6 +778,8 @@ fn the_exit_code_tells_what_went_wrong() {
     run("dlq list t -b 127.0.0.1:1 -X enable.auto.commit=true").with(2, "cannot be set");
     run("dlq list t -b 127.0.0.1:1 --timeout 1s").with(1, "no broker answered within 1s");
     run("dlq list t --config /no/such/file").with(1, "/no/such/file");
+    let oauth = "-X security.protocol=sasl_plaintext -X sasl.mechanism=OAUTHBEARER";
+    run(&format!("dlq list t -b 127.0.0.1:1 {oauth}")).with(2, "sasl.oauthbearer.method=oidc");
     let Some(cluster) = cluster() else { return };
     on(&cluster, "dlq stats no-such-topic").with(3, "no topic `no-such-topic`");
     // Brokers by a variable, and by a file.

@@ -7,7 +7,7 @@ use rdkafka::{
     types::RDKafkaErrorCode as Code,
 };
 
-use super::cluster::{Cluster, ClusterError, Outside};
+use super::cluster::{Cluster, InspectError, Outside};
 
 /// Creates topics, and tells how they are set.
 pub struct Administrator {
@@ -41,10 +41,10 @@ impl Cluster {
     /// # Errors
     ///
     /// Properties that cannot be.
-    pub fn administrator(&self) -> Result<Administrator, ClusterError> {
+    pub fn administrator(&self) -> Result<Administrator, InspectError> {
         let client = self.producer.create_with_context(self.context());
         Ok(Administrator {
-            client: client.map_err(|error| ClusterError::Client(error.to_string()))?,
+            client: client.map_err(|error| InspectError::Client(error.to_string()))?,
             options: AdminOptions::new()
                 .request_timeout(Some(self.patience.answer))
                 .operation_timeout(Some(self.patience.answer)),
@@ -58,18 +58,18 @@ impl Administrator {
     /// # Errors
     ///
     /// If they don't.
-    pub async fn settings(&self, topic: &str) -> Result<BTreeMap<String, String>, ClusterError> {
+    pub async fn settings(&self, topic: &str) -> Result<BTreeMap<String, String>, InspectError> {
         let what = || format!("settings of topic `{topic}`");
         let asked = [ResourceSpecifier::Topic(topic)];
         let answer = self.client.describe_configs(&asked, &self.options).await;
-        let mut answer = answer.map_err(|error| ClusterError::Refused {
+        let mut answer = answer.map_err(|error| InspectError::Refused {
             what: what(),
             code: error.rdkafka_error_code().unwrap_or(Code::Fail),
         })?;
         let described = answer
             .pop()
             .unwrap_or(Err(Code::BadMessage))
-            .map_err(|code| ClusterError::Refused { what: what(), code })?;
+            .map_err(|code| InspectError::Refused { what: what(), code })?;
         let entries = described.entries.into_iter();
         Ok(entries
             .filter_map(|entry| Some((entry.name, entry.value?)))
@@ -82,7 +82,7 @@ impl Administrator {
     ///
     /// If they refuse.
     #[cfg(feature = "cli")]
-    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<(), ClusterError> {
+    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<(), InspectError> {
         let Planned {
             name,
             partitions,
@@ -94,7 +94,7 @@ impl Administrator {
         for (setting, value) in settings {
             new = new.set(setting, value);
         }
-        let refused = |code| ClusterError::Refused {
+        let refused = |code| InspectError::Refused {
             what: format!("creating topic `{name}`"),
             code,
         };

@@ -39,7 +39,7 @@ pub(crate) const PREFETCH: u32 = 1_024;
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ClusterError {
+pub enum InspectError {
     /// See there.
     #[error(transparent)]
     Property(#[from] PropertyError),
@@ -168,7 +168,7 @@ impl Cluster {
         group: &str,
         oauth: Option<Arc<dyn OAuthTokenProvider>>,
         patience: Patience,
-    ) -> Result<Self, ClusterError> {
+    ) -> Result<Self, InspectError> {
         let mut config = consumer.clone();
         // It is never a member. And where a log has been cut off, what is left of it is shown.
         config.remove("group.instance.id");
@@ -178,7 +178,7 @@ impl Cluster {
             .set("auto.offset.reset", "earliest");
         let context = |_: Lifeline| Outside::new(oauth.clone());
         let client = Consumer::create(&config, Arc::new(|| ()), context);
-        let client = client.map_err(|error| ClusterError::Client(error.to_string()))?;
+        let client = client.map_err(|error| InspectError::Client(error.to_string()))?;
         if oauth.is_some() {
             // The first token is fetched inside a poll.
             client.poll(Duration::from_millis(200));
@@ -223,7 +223,7 @@ impl Cluster {
     /// # Errors
     ///
     /// If the brokers don't answer; so for all that follow.
-    pub fn find(&self, topic: &str) -> Result<Option<i32>, ClusterError> {
+    pub fn find(&self, topic: &str) -> Result<Option<i32>, InspectError> {
         let what = format!("topic `{topic}`");
         let metadata = self.ask(&what, |client| {
             client.fetch_metadata(Some(topic), self.patience.answer)
@@ -233,7 +233,7 @@ impl Cluster {
             Some(Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::InvalidTopic) => {
                 Ok(None)
             }
-            Some(code) => Err(ClusterError::Refused { what, code }),
+            Some(code) => Err(InspectError::Refused { what, code }),
             None => Ok(found
                 .map(|topic| topic.partitions().len() as i32)
                 .filter(|partitions| *partitions > 0)),
@@ -241,13 +241,13 @@ impl Cluster {
     }
 
     /// As [`find`](Self::find), for a topic that there has to be.
-    pub fn partitions(&self, topic: &str) -> Result<i32, ClusterError> {
+    pub fn partitions(&self, topic: &str) -> Result<i32, InspectError> {
         self.find(topic)?
-            .ok_or_else(|| ClusterError::UnknownTopic(topic.to_owned()))
+            .ok_or_else(|| InspectError::UnknownTopic(topic.to_owned()))
     }
 
     /// First offset and end of a partition.
-    pub fn bounds(&self, topic: &str, partition: i32) -> Result<Range<i64>, ClusterError> {
+    pub fn bounds(&self, topic: &str, partition: i32) -> Result<Range<i64>, InspectError> {
         let what = format!("ends of {topic}/{partition}");
         let (start, end) = self.ask(&what, |client| {
             client.fetch_watermarks(topic, partition, self.patience.answer)
@@ -266,7 +266,7 @@ impl Cluster {
         &self,
         what: &str,
         mut question: impl FnMut(&BaseConsumer<Outside>) -> KafkaResult<T>,
-    ) -> Result<T, ClusterError> {
+    ) -> Result<T, InspectError> {
         let deadline = Instant::now() + self.patience.answer;
         // Tokens are asked for there.
         self.serve();
@@ -293,7 +293,7 @@ impl Cluster {
         }
     }
 
-    pub(super) fn explain(&self, what: &str, error: &KafkaError) -> ClusterError {
+    pub(super) fn explain(&self, what: &str, error: &KafkaError) -> InspectError {
         self.serve();
         let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
         let no_answer = is_login_failure(code)
@@ -306,12 +306,12 @@ impl Cluster {
                     | Code::Resolve
             );
         if !no_answer {
-            return ClusterError::Refused {
+            return InspectError::Refused {
                 what: what.to_owned(),
                 code,
             };
         }
-        ClusterError::Unreachable {
+        InspectError::Unreachable {
             what: what.to_owned(),
             waited: self.patience.answer,
             reason: self.client.context().reason(),

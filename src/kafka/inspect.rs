@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use rdkafka::{consumer::Consumer as _, error::KafkaError, types::RDKafkaErrorCode as Code};
 
 use super::{
-    cluster::{Cluster, ClusterError, PREFETCH, Patience},
+    cluster::{Cluster, InspectError, PREFETCH, Patience},
     ffi::{Answer, Member, Question, RawHeader},
     producer::{AckedProducer, Outgoing},
     properties::{Properties, consumer_config, producer_config},
@@ -23,7 +23,7 @@ impl Cluster {
         properties: impl IntoIterator<Item = (String, String)>,
         group: &str,
         patience: Duration,
-    ) -> Result<Self, ClusterError> {
+    ) -> Result<Self, InspectError> {
         let mut own = Properties::default();
         for (name, value) in properties {
             own.set(name, value);
@@ -42,7 +42,7 @@ impl Cluster {
     /// # Errors
     ///
     /// If the brokers don't answer.
-    pub fn members(&self) -> Result<Vec<Member>, ClusterError> {
+    pub fn members(&self) -> Result<Vec<Member>, InspectError> {
         let what = format!("members of group `{}`", self.group);
         let asked = Question::group(
             self.client.lifeline(),
@@ -66,7 +66,7 @@ impl Cluster {
     /// # Errors
     ///
     /// If they don't answer; so for all that follow.
-    pub fn brokers(&self) -> Result<usize, ClusterError> {
+    pub fn brokers(&self) -> Result<usize, InspectError> {
         let metadata = self.ask("the cluster's brokers", |client| {
             client.fetch_metadata(Some("__consumer_offsets"), self.patience.answer)
         })?;
@@ -74,7 +74,7 @@ impl Cluster {
     }
 
     /// All topics but Kafka's own, with their numbers of partitions.
-    pub fn topics(&self) -> Result<Vec<(String, i32)>, ClusterError> {
+    pub fn topics(&self) -> Result<Vec<(String, i32)>, InspectError> {
         let metadata = self.ask("the cluster's topics", |client| {
             client.fetch_metadata(None, self.patience.answer)
         })?;
@@ -92,9 +92,9 @@ impl Cluster {
     /// # Errors
     ///
     /// Properties that a producer cannot have.
-    pub fn courier(&self) -> Result<Courier, ClusterError> {
+    pub fn courier(&self) -> Result<Courier, InspectError> {
         let producer = AckedProducer::new(self.producer.clone(), None);
-        let producer = producer.map_err(|error| ClusterError::Client(error.to_string()))?;
+        let producer = producer.map_err(|error| InspectError::Client(error.to_string()))?;
         Ok(Courier(producer))
     }
 }
@@ -120,7 +120,7 @@ impl Courier {
         topic: &str,
         record: &Record,
         headers: &[RawHeader<'_>],
-    ) -> Result<(i32, i64), ClusterError> {
+    ) -> Result<(i32, i64), InspectError> {
         let copy = Outgoing {
             topic,
             partition: None,
@@ -130,6 +130,6 @@ impl Courier {
             headers,
         };
         let sent = self.0.send(copy).await;
-        sent.map_err(|error| ClusterError::NotSent(error.to_string()))
+        sent.map_err(|error| InspectError::NotSent(error.to_string()))
     }
 }

@@ -31,7 +31,7 @@ pub(crate) use self::client::generate_token;
 pub use self::{
     administer::Administrator,
     client::{OAuthToken, OAuthTokenProvider},
-    cluster::{Cluster, ClusterError},
+    cluster::{Cluster, InspectError},
     properties::PropertyError,
     reading::Next,
     standing::Committed,

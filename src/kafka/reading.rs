@@ -14,7 +14,7 @@ use rdkafka::{
 };
 
 use super::{
-    cluster::{Cluster, ClusterError},
+    cluster::{Cluster, InspectError},
     ffi::PartitionQueue,
     intake::copy_into,
 };
@@ -43,7 +43,7 @@ impl Cluster {
     /// # Errors
     ///
     /// What `each` says; and if nothing comes for too long, or the topic may not be read.
-    pub fn read<E: From<ClusterError>>(
+    pub fn read<E: From<InspectError>>(
         &self,
         topic: &str,
         spans: &[(i32, Range<i64>)],
@@ -77,14 +77,14 @@ impl Cluster {
         partition: i32,
         span: &Range<i64>,
         assignment: &mut TopicPartitionList,
-    ) -> Result<Open, ClusterError> {
+    ) -> Result<Open, InspectError> {
         let reader = thread::current();
         let wake = Arc::new(move || reader.unpark());
         let queue = PartitionQueue::take(self.client.lifeline(), topic, partition, wake);
-        let queue = queue.ok_or_else(|| ClusterError::UnknownTopic(topic.to_owned()))?;
+        let queue = queue.ok_or_else(|| InspectError::UnknownTopic(topic.to_owned()))?;
         assignment
             .add_partition_offset(topic, partition, Offset::Offset(span.start))
-            .map_err(|error| ClusterError::Client(error.to_string()))?;
+            .map_err(|error| InspectError::Client(error.to_string()))?;
         Ok(Open {
             source: Arc::new(Source::new(topic, partition)),
             spare: Arc::clone(&self.spare),
@@ -97,7 +97,7 @@ impl Cluster {
     }
 
     /// `true`: `each` has had enough.
-    fn read_all<E: From<ClusterError>>(
+    fn read_all<E: From<InspectError>>(
         &self,
         open: &mut Vec<Open>,
         each: &mut impl FnMut(&Record) -> Result<Next, E>,
@@ -111,7 +111,7 @@ impl Cluster {
                 return Ok(true);
             }
             if quiet_since.elapsed() > self.patience.silence {
-                return Err(E::from(ClusterError::Silent {
+                return Err(E::from(InspectError::Silent {
                     topic: source.topic.to_string(),
                     partition: source.partition,
                     offset: *position,
@@ -158,7 +158,7 @@ enum Progress {
 }
 
 impl Open {
-    fn read<E: From<ClusterError>>(
+    fn read<E: From<InspectError>>(
         &mut self,
         each: &mut impl FnMut(&Record) -> Result<Next, E>,
     ) -> Result<Progress, E> {
@@ -191,7 +191,7 @@ impl Open {
         });
         if let Some(code) = refused {
             let what = format!("reading topic `{}`", self.source.topic);
-            return Err(E::from(ClusterError::Refused { what, code }));
+            return Err(E::from(InspectError::Refused { what, code }));
         }
         chunks.push(builder.finish());
         for chunk in chunks {

@@ -13,7 +13,7 @@ use rdkafka::{
 };
 
 use super::{
-    cluster::{Cluster, ClusterError},
+    cluster::{Cluster, InspectError},
     ffi::{CommitEntry, ReplyQueue, leader_epochs_of, metadata_of},
 };
 use crate::engine::{
@@ -83,7 +83,7 @@ pub struct Remark {
 
 impl Cluster {
     /// Where the group stands in all partitions of these topics, as far as they are told, in their order.
-    pub fn committed(&self, topics: &[(String, i32)]) -> Result<Vec<Committed>, ClusterError> {
+    pub fn committed(&self, topics: &[(String, i32)]) -> Result<Vec<Committed>, InspectError> {
         let what = format!("committed offsets of group `{}`", self.group);
         let cluster = self.id();
         let places: Vec<_> = topics
@@ -124,11 +124,11 @@ impl Cluster {
     }
 
     /// Where the group stands in one partition.
-    pub fn committed_in(&self, topic: &str, partition: i32) -> Result<Committed, ClusterError> {
+    pub fn committed_in(&self, topic: &str, partition: i32) -> Result<Committed, InspectError> {
         let all = self.committed(&[(topic.to_owned(), partition.saturating_add(1))])?;
         all.into_iter()
             .find(|it| it.partition == partition)
-            .ok_or_else(|| ClusterError::UnknownTopic(topic.to_owned()))
+            .ok_or_else(|| InspectError::UnknownTopic(topic.to_owned()))
     }
 
     /// Notes for the group that it is done with these offsets of a partition, as if it had finished them itself. With none,
@@ -136,17 +136,17 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::GroupAtWork`] if the group has members, [`ClusterError::NoRoom`], [`ClusterError::StrangeNote`].
+    /// [`InspectError::GroupAtWork`] if the group has members, [`InspectError::NoRoom`], [`InspectError::StrangeNote`].
     pub fn mark_finished(
         &self,
         topic: &str,
         partition: i32,
         done: &[Range<i64>],
-    ) -> Result<(), ClusterError> {
+    ) -> Result<(), InspectError> {
         let before = self.committed_in(topic, partition)?;
         let (inherited, start) = match (&before.note, before.offset) {
             (Note::Strange(reason), _) => {
-                return Err(ClusterError::StrangeNote {
+                return Err(InspectError::StrangeNote {
                     topic: topic.to_owned(),
                     partition,
                     group: self.group.clone(),
@@ -176,7 +176,7 @@ impl Cluster {
             SNAPSHOT_LIMIT,
         );
         if snapshot.cut.is_some() {
-            return Err(ClusterError::NoRoom {
+            return Err(InspectError::NoRoom {
                 topic: topic.to_owned(),
                 partition,
                 committed,
@@ -191,16 +191,16 @@ impl Cluster {
         })
     }
 
-    fn commit(&self, entry: CommitEntry<'_>) -> Result<(), ClusterError> {
+    fn commit(&self, entry: CommitEntry<'_>) -> Result<(), InspectError> {
         let what = format!(
             "committing {}/{} for group `{}`",
             entry.topic, entry.partition, self.group
         );
-        let gone = || ClusterError::Client("it is gone".into());
+        let gone = || InspectError::Client("it is gone".into());
         let replies = ReplyQueue::new(self.client.lifeline(), Arc::new(|| ())).ok_or_else(gone)?;
         let deadline = Instant::now() + self.patience.answer;
         loop {
-            let refused = |code| ClusterError::Refused {
+            let refused = |code| InspectError::Refused {
                 what: what.clone(),
                 code,
             };
@@ -223,7 +223,7 @@ impl Cluster {
                     | Code::StaleMemberEpoch
                     | Code::FencedMemberEpoch
                     | Code::NonEmptyGroup,
-                ) => return Err(ClusterError::GroupAtWork(self.group.clone())),
+                ) => return Err(InspectError::GroupAtWork(self.group.clone())),
                 Some(code) if Instant::now() >= deadline => {
                     return Err(self.explain(&what, &KafkaError::ConsumerCommit(code)));
                 }

@@ -43,6 +43,7 @@ pub struct RedriverBuilder {
     group: Option<String>,
     allowed: Vec<String>,
     patterns: Vec<String>,
+    retry_topics: Vec<String>,
     action: Action,
     threshold: u32,
     backoff: Retry,
@@ -69,6 +70,7 @@ impl RedriverBuilder {
             group: None,
             allowed: Vec::new(),
             patterns: Vec::new(),
+            retry_topics: Vec::new(),
             action: Action::default(),
             threshold: 5,
             backoff: Retry::exponential(Duration::from_secs(60), Duration::from_secs(3600)),
@@ -98,7 +100,7 @@ impl RedriverBuilder {
     /// Records may be sent back to this topic. At least one topic or [pattern](Self::allow_pattern) is needed: where a
     /// letter comes from is what its headers say, and anybody can write headers. A letter that names another topic is
     /// parked as [`Untrusted`](super::ParkReason::Untrusted). Dead-letter topic, parking lot, and topics that are named
-    /// like retry tiers (`….retry.10s`) are never sent to.
+    /// like retry tiers (`….retry.10s`) are never sent to; nor are [those that go by other names](Self::retry_topics).
     pub fn allow(mut self, topic: impl Into<String>) -> Self {
         self.allowed.push(topic.into());
         self
@@ -107,6 +109,14 @@ impl RedriverBuilder {
     /// Records may be sent back to all topics whose whole name this regular expression matches.
     pub fn allow_pattern(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
+        self
+    }
+
+    /// Topics in which records wait for another attempt: those of other systems, whose names don't tell, such as Spring's
+    /// `orders-retry-0`. Records are never sent back to them, whatever is [allowed](Self::allow_pattern): what is sent there
+    /// moves on by itself, and back here. This library's own are known by their names. Default: none.
+    pub fn retry_topics(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.retry_topics.extend(names.into_iter().map(Into::into));
         self
     }
 
@@ -309,6 +319,7 @@ impl RedriverBuilder {
             parking_lot,
             allowed: self.allowed,
             allowed_patterns,
+            retry_topics: self.retry_topics,
             threshold: self.threshold,
             backoff: (!self.once).then(|| self.backoff.unlimited_attempts()),
             group: self.for_group,
@@ -363,7 +374,7 @@ impl RedriverBuilder {
                      call `allow_pattern`",
                 );
             }
-            if is_retry_tier(name) {
+            if is_retry_tier(name) || self.retry_topics.iter().any(|tier| tier == name) {
                 return refused(
                     what,
                     name,
@@ -480,6 +491,7 @@ mod tests {
             builder().allow("orders.retry.10s"),
             "wait there for a retry",
         );
+        refused(builder().retry_topics(["orders"]), "wait there for a retry");
         refused(
             builder().parking_lot("orders.dlq"),
             "letters are read from there",

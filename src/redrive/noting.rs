@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range};
 
 use super::LetterFilter;
-use crate::kafka::{Cluster, ClusterError, Next};
+use crate::kafka::{Cluster, InspectError, Next};
 
 /// `own` speaks for the group of the run, `unfiltered` for that of the redriver without a filter, which must be idle.
 pub(super) fn note(
@@ -11,7 +11,7 @@ pub(super) fn note(
     filter: &LetterFilter,
     own: &Cluster,
     unfiltered: &Cluster,
-) -> Result<(), ClusterError> {
+) -> Result<(), InspectError> {
     let partitions = [(topic.to_owned(), own.partitions(topic)?)];
     let done = own.committed(&partitions)?;
     let before = unfiltered.committed(&partitions)?;
@@ -32,7 +32,7 @@ pub(super) fn note(
         let is_done = done[place].covers(offset);
         let news = is_done && !before[place].covers(offset) && filter.matches(letter);
         marked.entry(partition).or_default().next(offset, news);
-        Ok::<_, ClusterError>(Next::More)
+        Ok::<_, InspectError>(Next::More)
     })?;
     for (partition, marked) in &marked {
         if !marked.ranges.is_empty() {

@@ -15,7 +15,7 @@ use super::{ParkReason, Placement, rules::Return};
 use crate::{
     header_names as names,
     kafka::{
-        AckedProducer, Administrator, Cluster, ClusterError, Outgoing, ProduceError,
+        AckedProducer, Administrator, Cluster, InspectError, Outgoing, ProduceError,
         ProduceErrorKind as Kind, RawHeader,
     },
     origin::Origin,
@@ -63,7 +63,7 @@ impl Outbox {
         producer: AckedProducer,
         cluster: Arc<Cluster>,
         placement: Placement,
-    ) -> Result<Self, ClusterError> {
+    ) -> Result<Self, InspectError> {
         Ok(Self {
             producer,
             administrator: cluster.administrator()?,

@@ -104,6 +104,8 @@ pub(super) struct Rules {
     pub(super) parking_lot: String,
     pub(super) allowed: Vec<String>,
     pub(super) allowed_patterns: Vec<Regex>,
+    /// Whose names don't tell it.
+    pub(super) retry_topics: Vec<String>,
     pub(super) threshold: u32,
     /// `None`: nothing waits.
     pub(super) backoff: Option<Retry>,
@@ -166,6 +168,7 @@ impl Rules {
             || topic == self.parking_lot
             || self.source.strip_suffix(PARKED) == Some(topic)
             || is_retry_tier(topic)
+            || self.retry_topics.iter().any(|tier| tier == topic)
     }
 
     /// How long until it may be sent; `None` if that time has come, or nobody knows when it failed.
@@ -215,6 +218,7 @@ mod tests {
             parking_lot: "orders.dlq.parked".into(),
             allowed: vec!["orders".into()],
             allowed_patterns: vec![Regex::new("^(?:refunds.*)$").unwrap()],
+            retry_topics: vec!["orders-retry-0".into()],
             threshold: 5,
             backoff: None,
             group: None,
@@ -291,7 +295,12 @@ mod tests {
         }
         rules.allowed_patterns = vec![Regex::new("^(?:.*)$").unwrap()];
         assert_eq!(verdict(&rules, "payments"), None);
-        for topic in ["orders.dlq", "orders.dlq.parked", "orders.retry.10s"] {
+        for topic in [
+            "orders.dlq",
+            "orders.dlq.parked",
+            "orders.retry.10s",
+            "orders-retry-0",
+        ] {
             assert_eq!(verdict(&rules, topic), Some(ParkReason::Untrusted));
         }
         let nobody = Message::builder().topic("orders.dlq").value("v").record();

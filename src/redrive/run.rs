@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Handler, HandlerResult, Message, RunError,
     handler::{HandlerError, postpone},
-    kafka::{AckedProducer, Cluster, ClusterError, Committed, Next, Patience, generate_token},
+    kafka::{AckedProducer, Cluster, Committed, InspectError, Next, Patience, generate_token},
     record::Record,
 };
 
@@ -70,8 +70,8 @@ pub enum RedriveError {
     },
 }
 
-impl From<ClusterError> for RedriveError {
-    fn from(error: ClusterError) -> Self {
+impl From<InspectError> for RedriveError {
+    fn from(error: InspectError) -> Self {
         Self::Brokers {
             reason: error.to_string(),
         }
@@ -224,7 +224,7 @@ impl Snapshot {
         plan: &Arc<Plan>,
         own: &Arc<Cluster>,
         unfiltered: Option<&Arc<Cluster>>,
-    ) -> Result<Self, ClusterError> {
+    ) -> Result<Self, InspectError> {
         let source = plan.rules.source.clone();
         let spans = ask(own, move |cluster| {
             let partitions = 0..cluster.partitions(&source)?;
@@ -286,8 +286,8 @@ impl Snapshot {
 
 async fn ask<T: Send + 'static>(
     cluster: &Arc<Cluster>,
-    question: impl FnOnce(&Cluster) -> Result<T, ClusterError> + Send + 'static,
-) -> Result<T, ClusterError> {
+    question: impl FnOnce(&Cluster) -> Result<T, InspectError> + Send + 'static,
+) -> Result<T, InspectError> {
     let cluster = Arc::clone(cluster);
     unpanicked(spawn_blocking(move || question(&cluster)).await)
 }
@@ -295,8 +295,8 @@ async fn ask<T: Send + 'static>(
 /// The last that is asked, which may read all of the topic: whoever drops the future wants that to end.
 async fn ask_at_length<T: Send + 'static>(
     cluster: &Arc<Cluster>,
-    question: impl FnOnce(&Cluster) -> Result<T, ClusterError> + Send + 'static,
-) -> Result<T, ClusterError> {
+    question: impl FnOnce(&Cluster) -> Result<T, InspectError> + Send + 'static,
+) -> Result<T, InspectError> {
     struct Stop<'a>(&'a Cluster);
 
     impl Drop for Stop<'_> {
@@ -309,7 +309,7 @@ async fn ask_at_length<T: Send + 'static>(
     ask(cluster, question).await
 }
 
-async fn cluster(plan: &Arc<Plan>, group: &str) -> Result<Arc<Cluster>, ClusterError> {
+async fn cluster(plan: &Arc<Plan>, group: &str) -> Result<Arc<Cluster>, InspectError> {
     let (plan, group) = (Arc::clone(plan), group.to_owned());
     let made = spawn_blocking(move || {
         let (producer, oauth) = (plan.producer.clone(), plan.oauth.clone());
@@ -319,7 +319,7 @@ async fn cluster(plan: &Arc<Plan>, group: &str) -> Result<Arc<Cluster>, ClusterE
 }
 
 /// As the redriver without a filter sees it, if this one has a filter.
-async fn unfiltered(plan: &Arc<Plan>) -> Result<Option<Arc<Cluster>>, ClusterError> {
+async fn unfiltered(plan: &Arc<Plan>) -> Result<Option<Arc<Cluster>>, InspectError> {
     match &plan.unfiltered_group {
         Some(group) => cluster(plan, group).await.map(Some),
         None => Ok(None),
@@ -353,7 +353,7 @@ async fn finished(
     plan: &Arc<Plan>,
     cluster: &Arc<Cluster>,
     partitions: usize,
-) -> Result<Vec<Committed>, ClusterError> {
+) -> Result<Vec<Committed>, InspectError> {
     let partitions = i32::try_from(partitions).unwrap_or(i32::MAX);
     let asked = [(plan.rules.source.clone(), partitions)];
     ask(cluster, move |cluster| cluster.committed(&asked)).await

@@ -128,7 +128,8 @@ pub enum Command {
     /// offset which later records it has finished. The record at that offset, the head, is the oldest that is not
     /// finished: it is fetched and named, with its age. `HELD BACK` counts offsets behind it that are finished and cannot
     /// be committed because of it. A head that stays the same while that number grows holds the partition up; look at it
-    /// with `dlq show TOPIC PARTITION@OFFSET`, which shows any record of any topic.
+    /// with `dlq show TOPIC PARTITION@OFFSET`, which shows any record of any topic. `OWNER` is the member that the partition
+    /// is assigned to, by its client.id and host; `--members` lists all members, also those that have nothing.
     #[command(after_help = CODES)]
     Lag(Lag),
     /// Topics for dead letters
@@ -321,6 +322,11 @@ pub struct Redrive {
     #[arg(long, value_name = "PATTERN")]
     pub to_pattern: Vec<String>,
 
+    /// A topic in which another system has records wait for a retry: never sent to, whatever --to-pattern says. This
+    /// library's own are known by their names. May be repeated
+    #[arg(long, value_name = "TOPIC")]
+    pub retry_topic: Vec<String>,
+
     #[command(flatten)]
     pub filter: Filter,
 
@@ -406,6 +412,10 @@ pub struct Lag {
     /// These topics only. Without, all in which the group has committed something. May be repeated
     #[arg(long, value_name = "TOPIC")]
     pub topic: Vec<String>,
+
+    /// Who is in the group, and which partitions each member has, instead
+    #[arg(long, conflicts_with_all = ["topic", "max_age"])]
+    pub members: bool,
 
     /// Ends with exit code 6 if an unfinished record is older, e.g. 5m
     #[arg(long, value_name = "TIME", value_parser = time::duration)]

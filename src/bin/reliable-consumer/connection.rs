@@ -24,6 +24,10 @@ impl Connection {
                            bootstrap.servers in a file (--config)";
             return Err(Failure::Usage(message.into()));
         }
+        if wants_tokens_of_ours(&properties) {
+            let message = "sasl.mechanism=OAUTHBEARER needs somebody who gives tokens: set                            sasl.oauthbearer.method=oidc with sasl.oauthbearer.token.endpoint.url,                            sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret, and librdkafka fetches them, if                            this program was built with the features ssl and curl";
+            return Err(Failure::Usage(message.into()));
+        }
         Ok(Cluster::new(properties, group, self.timeout)?)
     }
 
@@ -68,6 +72,18 @@ impl Connection {
         }
         Ok(properties)
     }
+}
+
+/// Whether the client would ask for tokens, which a library has a provider for and this program has not.
+fn wants_tokens_of_ours(properties: &[(String, String)]) -> bool {
+    let value = |names: &[&str]| {
+        let mut set = properties.iter().rev();
+        let found = set.find(|(name, _)| names.contains(&&**name));
+        found.map_or_else(String::new, |(_, value)| value.to_lowercase())
+    };
+    value(&["security.protocol"]).starts_with("sasl")
+        && value(&["sasl.mechanism", "sasl.mechanisms"]) == "oauthbearer"
+        && value(&["sasl.oauthbearer.method"]) != "oidc"
 }
 
 /// Lines of `name=value`. An error is the number of a line that is none.

@@ -2,12 +2,12 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use reliable_consumer::operate::ClusterError;
+use reliable_consumer::operate::InspectError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error(transparent)]
-    Kafka(#[from] ClusterError),
+    Kafka(#[from] InspectError),
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
@@ -31,8 +31,8 @@ impl Failure {
         ExitCode::from(match self {
             // Whoever read the output has had enough of it, such as `head`.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Kafka(ClusterError::UnknownTopic(_)) | Self::NotFound(_) => 3,
-            Self::Kafka(ClusterError::Property(_)) | Self::Usage(_) => 2,
+            Self::Kafka(InspectError::UnknownTopic(_)) | Self::NotFound(_) => 3,
+            Self::Kafka(InspectError::Property(_)) | Self::Usage(_) => 2,
             Self::Kafka(_) | Self::Refused(_) | Self::File { .. } | Self::Output(_) => 1,
             Self::NotConfirmed(_) => 4,
             Self::InPart(_) => 5,

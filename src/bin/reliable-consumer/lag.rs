@@ -4,13 +4,14 @@ use std::{collections::HashMap, io::Write};
 
 use reliable_consumer::{
     Record, Story, Timestamp,
-    operate::{Cluster, Committed, Next, Note},
+    operate::{Cluster, Committed, Member, Next, Note},
 };
 use serde_json::{Value, json};
 
 use crate::{
     arguments::{Connection, Format, Lag},
     failure::Failure,
+    members,
     table::Table,
     text, time,
 };
@@ -41,6 +42,9 @@ pub fn run(
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     let cluster = connection.cluster(&lag.group)?;
+    if lag.members {
+        return members::tell(&lag.group, cluster.members()?, format, out);
+    }
     let mut standings = standings(&cluster, &lag.topic)?;
     if standings.is_empty() {
         let message = format!(
@@ -49,21 +53,28 @@ pub fn run(
         );
         return Err(Failure::NotFound(message));
     }
-    standings.sort_by(|a, b| {
-        let place = |it: &Standing| (it.committed.topic.clone(), it.committed.partition);
-        place(a).cmp(&place(b))
-    });
+    standings.sort_by(|a, b| a.place().cmp(&b.place()));
     if let Err(failure) = find_heads(&cluster, &mut standings) {
         eprintln!("The oldest unfinished records are not known: {failure}");
     }
+    let members = cluster.members().unwrap_or_else(|error| {
+        eprintln!("The members of the group are not known: {error}");
+        Vec::new()
+    });
+    let owners = members::owners(&members);
     let now = time::now();
     match format {
         Format::Json => {
             for standing in &standings {
-                writeln!(out, "{}", text::json_line(&standing.json(&lag.group, now)))?;
+                let mut line = standing.json(&lag.group, now);
+                line["owner"] = owners
+                    .get(&standing.place())
+                    .map(|it| members::json(it))
+                    .into();
+                writeln!(out, "{}", text::json_line(&line))?;
             }
         }
-        Format::Table => write(&standings, now, out)?,
+        Format::Table => write(&standings, &owners, now, out)?,
     }
     let Some(limit) = lag.max_age else {
         return Ok(());
@@ -163,6 +174,10 @@ impl Head {
 }
 
 impl Standing {
+    fn place(&self) -> (&str, i32) {
+        (&self.committed.topic, self.committed.partition)
+    }
+
     fn lag(&self) -> Option<i64> {
         let committed = self.committed.offset?;
         Some(self.end.saturating_sub(committed).max(0))
@@ -233,7 +248,12 @@ impl Standing {
     }
 }
 
-fn write(standings: &[Standing], now: i64, out: &mut impl Write) -> Result<(), Failure> {
+fn write(
+    standings: &[Standing],
+    owners: &HashMap<(&str, i32), &Member>,
+    now: i64,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     let mut table = Table::new([
         "TOPIC",
         "#PARTITION",
@@ -245,6 +265,7 @@ fn write(standings: &[Standing], now: i64, out: &mut impl Write) -> Result<(), F
         "#HELD BACK",
         "STATE",
         "KEY OF HEAD",
+        "OWNER",
     ]);
     let number = |number: Option<i64>| number.map_or_else(|| "-".into(), |it| it.to_string());
     for standing in standings {
@@ -262,6 +283,9 @@ fn write(standings: &[Standing], now: i64, out: &mut impl Write) -> Result<(), F
             standing.held_back().to_string(),
             standing.state().into(),
             key.map_or_else(|| "-".into(), |key| text::line(key, KEY)),
+            owners
+                .get(&standing.place())
+                .map_or_else(|| "-".into(), |member| members::shown(member)),
         ]);
     }
     table.write(out)?;

@@ -8,6 +8,7 @@ mod failure;
 mod filter;
 mod lag;
 mod letter;
+mod members;
 mod place;
 mod progress;
 mod table;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write};
 
-use reliable_consumer::operate::{Administrator, Cluster, ClusterError, Planned};
+use reliable_consumer::operate::{Administrator, Cluster, InspectError, Planned};
 use serde_json::json;
 use tokio::runtime;
 
@@ -39,7 +39,7 @@ enum Outcome {
     WouldBeCreated,
     /// And what is unsafe about it.
     Exists(Vec<String>),
-    Failed(ClusterError),
+    Failed(InspectError),
 }
 
 impl CreateDlq {

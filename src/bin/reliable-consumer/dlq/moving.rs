@@ -10,7 +10,7 @@ use std::{
 
 use reliable_consumer::{
     Record, header_names,
-    operate::{Cluster, ClusterError},
+    operate::{Cluster, InspectError},
 };
 use serde_json::json;
 use tokio::runtime;
@@ -180,9 +180,9 @@ impl Transport<'_> {
         cluster: &Cluster,
         letters: &[Record],
         mut copied: impl FnMut(&Record, (i32, i64)),
-    ) -> Result<(), ClusterError> {
+    ) -> Result<(), InspectError> {
         let runtime = runtime::Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|error| ClusterError::Client(error.to_string()))?;
+        let runtime = runtime.map_err(|error| InspectError::Client(error.to_string()))?;
         let courier = cluster.courier()?;
         for letter in letters {
             let headers = letter.headers();

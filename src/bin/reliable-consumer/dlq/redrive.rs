@@ -84,6 +84,7 @@ impl Redrive {
             .dead_letter_topic(topic)
             .group_id(self.source.group())
             .threshold(self.threshold)
+            .retry_topics(&self.retry_topic)
             .filter(self.filter.letters());
         if topic.ends_with(".parked") {
             builder = builder.action(Action::Unpark);
