@@ -12,7 +12,9 @@ use std::{
 };
 
 use common::{Running, committed, consumer, millis, until};
-use reliable_consumer::{Handler, HandlerResult, Message, Ordering, Record as Raw, Text};
+use reliable_consumer::{
+    Handler, HandlerResult, Message, Ordering, Record as Raw, ReliableConsumer, Text,
+};
 use reliable_consumer_testing::{Cluster, Record, StoredRecord, cluster, unique};
 use serde_json::Value;
 
@@ -669,17 +671,6 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     let (client, host) = (&first["owner"]["clientId"], &first["owner"]["host"]);
     assert_eq!((client, host), (&"till-7".into(), &"127.0.0.1".into()));
 
-    let members = on(&cluster, &format!("lag {group} --members -o json")).well();
-    let members = members.json();
-    assert_eq!(members.len(), 1);
-    let partitions = members[0]["partitions"].as_array().unwrap();
-    assert_eq!(
-        (&members[0]["clientId"], partitions.len()),
-        (&"till-7".into(), 2)
-    );
-    let table = on(&cluster, &format!("lag {group} --members")).well();
-    assert!(table.contains(&format!("{topic} 0-1")), "{}", table.out);
-
     let table = on(&cluster, &format!("lag {group} --topic {topic}")).well();
     let row = table.out.lines().nth(1).unwrap();
     for word in [
@@ -695,14 +686,52 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     on(&cluster, &format!("lag {group} --max-age 5m")).with(6, "older than 5m");
     on(&cluster, &format!("lag {group} --max-age 1h")).well();
     running.stop().await;
-    let nobody = on(&cluster, &format!("lag {group} --members")).well();
-    assert!(nobody.contains("Nobody is in group"), "{}", nobody.out);
     // Somebody else's note, and a group that nobody knows.
     cluster.commit(&group, &topic, 0, 5, "rc1 of somewhere else");
     let table = on(&cluster, &format!("lag {group}")).well();
     assert!(table.contains("is ignored"), "{}", table.out);
     on(&cluster, "lag nobody").with(3, "committed nothing");
     on(&cluster, "lag nobody --topic nothing").with(3, "no topic `nothing`");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_members_of_a_group_are_listed_with_what_each_has_whatever_its_protocol() {
+    let Some(cluster) = cluster() else { return };
+    for protocol in ["classic", "consumer"] {
+        let (topic, group) = (cluster.create_topic("orders", 3, &[]), unique("billing"));
+        let start = |name: &str| {
+            let builder = ReliableConsumer::builder()
+                .bootstrap_servers(cluster.brokers())
+                .group_id(&group)
+                .topic(&topic)
+                .property("client.id", name)
+                .property("group.protocol", protocol);
+            Running::start(builder, postpones())
+        };
+        let running = [start("till-1"), start("till-2")];
+        let members = || on(&cluster, &format!("lag {group} --members -o json")).json();
+        until("both to have something", || {
+            let members = members();
+            let count = |it: &Value| it["partitions"].as_array().unwrap().len();
+            let counts = members.iter().map(count);
+            members.len() == 2 && counts.clone().sum::<usize>() == 3 && counts.min() == Some(1)
+        })
+        .await;
+        for (member, name) in members().iter().zip(["till-1", "till-2"]) {
+            assert_eq!(member["clientId"], name);
+            assert_eq!(member["host"], "127.0.0.1");
+            assert_eq!(member["partitions"][0]["topic"], *topic);
+        }
+        let table = on(&cluster, &format!("lag {group} --members")).well();
+        assert!(table.contains(&format!("{topic} ")), "{}", table.out);
+        for running in running {
+            running.stop().await;
+        }
+        let nobody = on(&cluster, &format!("lag {group} --members")).well();
+        assert!(nobody.contains("Nobody is in group"), "{}", nobody.out);
+    }
+    let unknown = on(&cluster, "lag no-such-group --members").well();
+    assert!(unknown.contains("Nobody is in group"), "{}", unknown.out);
 }
 
 #[test]
