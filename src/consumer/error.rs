@@ -90,6 +90,9 @@ pub enum RunErrorKind {
     RecordFailed,
     /// A dead letter could not be written for as long as [`Unavailable::Stop`](crate::Unavailable::Stop) allows.
     DeadLetterUnavailable,
+    /// The idempotency store could not be used for as long as
+    /// [`Unreachable::Stop`](crate::idempotency::Unreachable::Stop) allows.
+    IdempotencyStoreUnavailable,
     /// The group has no committed offset and the start policy is to refuse.
     NoCommittedOffset,
     /// The position is not in the log any more, and [`OutOfRange::EndRun`](super::OutOfRange::EndRun) was chosen.

@@ -66,6 +66,17 @@ pub enum Event {
     /// does and once a minute from then on, when all are sent, when some had to be set aside, and when none can be
     /// spooled or can be again.
     DeadLetterSpool(DeadLetterSpool),
+    /// The [idempotency store](super::Builder::idempotency) does not answer, or refuses. What becomes of records meanwhile
+    /// [`Unreachable`](crate::idempotency::Unreachable) decides. Looked at once a second.
+    IdempotencyStoreDown {
+        /// What it failed with last.
+        error: String,
+    },
+    /// The idempotency store answers again, and has done so for a second.
+    IdempotencyStoreUp {
+        /// Since its first failure.
+        after: Duration,
+    },
     /// A commit of this partition failed; it is tried again with what is newest then.
     CommitFailed {
         /// The partition.

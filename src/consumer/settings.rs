@@ -11,7 +11,7 @@ use regex_lite::Regex;
 use super::RebalanceListener;
 use crate::{
     classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter, held_keys::HeldKeys,
-    kafka::OAuthTokenProvider, retry_topics::Tiers,
+    idempotency::Idempotency, kafka::OAuthTokenProvider, retry_topics::Tiers,
 };
 
 /// Topics by name, or all that match a pattern.
@@ -178,6 +178,7 @@ pub(crate) struct Settings {
     /// None by default.
     pub(crate) retry_topics: Tiers,
     pub(crate) held_keys: Option<Arc<HeldKeys>>,
+    pub(crate) idempotency: Option<Idempotency>,
     pub(crate) client: ClientConfig,
     pub(crate) producer: ClientConfig,
     pub(crate) oauth: Option<Arc<dyn OAuthTokenProvider>>,

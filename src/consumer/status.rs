@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::StuckRecord;
-use crate::engine::BreakerState;
+use crate::{engine::BreakerState, idempotency::Duplicates};
 
 /// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +34,8 @@ pub struct Status {
     pub breaker: BreakerStatus,
     /// Keys whose later records wait or follow, see [`hold_key`](super::Builder::hold_key).
     pub held_keys: usize,
+    /// What came of the idempotency store; `None` without [one](super::Builder::idempotency).
+    pub idempotency: Option<IdempotencyStatus>,
     /// The client reports that no broker can be reached, for this long.
     pub brokers_down: Option<Duration>,
 }
@@ -68,6 +70,22 @@ pub struct BreakerStatus {
     pub open_for: Option<Duration>,
     /// The time until the next probe, while it is open.
     pub next_probe: Option<Duration>,
+}
+
+/// What came of the idempotency store, since the run began. See [`Builder::idempotency`](super::Builder::idempotency).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IdempotencyStatus {
+    /// As in [`Report::duplicates`].
+    pub duplicates: Duplicates,
+    /// As in [`Report::possible_repeats`].
+    pub possible_repeats: u64,
+    /// As in [`Report::id_conflicts`].
+    pub id_conflicts: u64,
+    /// The store has not answered since it failed: for how long, from the first failure.
+    pub down_for: Option<Duration>,
+    /// What it failed with last.
+    pub error: Option<String>,
 }
 
 /// Dead letters that do not get through. Their records stay unfinished, nothing is lost, and sending goes on.
@@ -258,6 +276,15 @@ pub struct Report {
     /// Records that were sent back from a dead-letter topic for another group, and passed over: see
     /// [`RedrivenForOthers`](crate::RedrivenForOthers).
     pub redriven_for_others: u64,
+    /// Records whose message had been handled, by the [idempotency store](crate::Builder::idempotency).
+    pub duplicates: Duplicates,
+    /// Records that were handled and finished without the idempotency store's knowing of it: it could not be told before the
+    /// lease had lapsed or the partition had to be given away, or they were not claimed, under
+    /// [`Unreachable::Process`](crate::idempotency::Unreachable::Process). Should their messages come again, they are
+    /// handled again. They are counted in `handled` as well.
+    pub possible_repeats: u64,
+    /// Records that were set aside as [`IdConflict`](crate::FailureKind::IdConflict).
+    pub id_conflicts: u64,
     /// Records whose dead letter was acknowledged, or is in the spool.
     pub dead_lettered: u64,
     /// Records whose copy in a [retry topic](crate::RetryTopics) was acknowledged. They are received again from there, and
@@ -268,9 +295,11 @@ pub struct Report {
     /// Failed attempts that were followed by another one.
     pub retried: u64,
     /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it. Also,
-    /// once a second, a record that waited for its key to be [released](crate::HoldKey::Wait).
+    /// once a second, a record that waited for its key to be [released](crate::HoldKey::Wait); and each look at one whose
+    /// message is in progress elsewhere, by the [idempotency store](crate::Builder::idempotency).
     pub postponed: u64,
-    /// Attempts that met an [`outage`](crate::outage): the record came again, and nothing counted against it.
+    /// Attempts that met an [`outage`](crate::outage), that of an idempotency store included: the record came again, and
+    /// nothing counted against it.
     pub outages: u64,
     /// Records whose handler was still running at the deadline; it was cancelled. They come again.
     pub abandoned: u64,

@@ -207,10 +207,13 @@ pub enum FailureKind {
     /// An earlier record of its key was set aside, and it had to [follow](crate::HoldKey::Follow). The handler never saw
     /// it.
     KeyHeld,
+    /// Another message with the same id has been handled, by the [fingerprints](crate::idempotency::Idempotency::fingerprint)
+    /// of their contents. The handler never saw it.
+    IdConflict,
 }
 
 impl FailureKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Permanent,
         Self::AttemptsExhausted,
         Self::Timeout,
@@ -220,6 +223,7 @@ impl FailureKind {
         Self::Stuck,
         Self::Untrusted,
         Self::KeyHeld,
+        Self::IdConflict,
     ];
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
@@ -227,7 +231,7 @@ impl FailureKind {
     }
 
     /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable`,
-    /// `crashed`, `stuck`, `untrusted` or `key-held`.
+    /// `crashed`, `stuck`, `untrusted`, `key-held` or `id-conflict`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Permanent => "permanent",
@@ -239,6 +243,7 @@ impl FailureKind {
             Self::Stuck => "stuck",
             Self::Untrusted => "untrusted",
             Self::KeyHeld => "key-held",
+            Self::IdConflict => "id-conflict",
         }
     }
 }

@@ -142,6 +142,8 @@ pub(crate) enum Outcome {
     Skipped,
     /// It was sent back from a dead-letter topic for another group.
     ForOthers,
+    /// Its message had been handled: it came twice.
+    Duplicate,
     /// Its dead letter was acknowledged by the broker.
     DeadLettered,
     /// Its copy in a retry topic was acknowledged by the broker.
@@ -746,6 +748,9 @@ impl<R, C> Engine<R, C> {
         };
         let evidence = match outcome {
             Outcome::Handled => Evidence::Answered,
+            // It has come past the store, which may be what was down. Else a log of duplicates only, one probe after
+            // another, would never end the outage.
+            Outcome::Duplicate if self.breaker.room().is_some() => Evidence::Answered,
             _ => Evidence::Nothing,
         };
         self.breaker.ended(owner, seq, evidence, self.now);

@@ -418,6 +418,8 @@ impl<R> Partition<R> {
             Outcome::Handled => self.counts.handled += 1,
             Outcome::Skipped => self.counts.skipped += 1,
             Outcome::ForOthers => self.counts.for_others += 1,
+            // Whoever found it has counted it, by where its id was.
+            Outcome::Duplicate => {}
             Outcome::DeadLettered => self.counts.dead_lettered += 1,
             Outcome::Moved => self.counts.moved += 1,
             Outcome::Dropped => self.counts.dropped += 1,

@@ -7,6 +7,7 @@
 
 mod drive;
 mod lease;
+mod once;
 mod permits;
 mod queue;
 mod recall;
@@ -37,6 +38,7 @@ use crate::{
     dead_letter::FailureKind,
     engine::{AfterFailure, Batch, Failed, Job, LaneId, Outcome, Ownership},
     held_keys::HeldKeys,
+    idempotency::Claims,
     record::Record,
     retry_topics::Tier,
 };
@@ -182,6 +184,8 @@ pub(crate) struct Context {
     /// The group, if it passes over records that were sent back for others.
     pub(crate) own_redrives_of: Option<Arc<str>>,
     pub(crate) held_keys: Option<Arc<HeldKeys>>,
+    /// Of the idempotency store, if there is one.
+    pub(crate) claims: Option<Arc<Claims>>,
 }
 
 /// Tasks of handlers that were pending. They are aborted when this is dropped.

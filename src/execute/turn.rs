@@ -10,13 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Cause, Context, Done, Driver, Fence, Issue, Lease, Report, failed};
+use super::{Cause, Context, Done, Driver, Fence, Issue, Lease, Report, failed, once::once};
 use crate::{
     dead_letter::FailureKind,
     engine::{AfterFailure, Failed, Job, Outcome, Ownership},
-    handler::{Disposition, Handler, HandlerError},
+    handler::{Disposition, Handler, HandlerError, HandlerResult},
     header_names,
     held_keys::Ruling,
+    idempotency::StoreError,
     message::Message,
     payload::{DecodeError, Decoder},
     record::Record,
@@ -32,6 +33,8 @@ pub(super) enum Attempted {
     Handled,
     Filtered,
     ForOthers,
+    /// Its message had been handled before.
+    Duplicate,
     Failed(HandlerError),
     Undecodable(DecodeError),
     Panicked(String),
@@ -42,6 +45,12 @@ pub(super) enum Attempted {
     Untrusted(String),
     /// A record of its key was set aside.
     KeyHeld(Ruling),
+    /// Its message is in progress elsewhere: worth another look after this time.
+    InProgress(Duration),
+    /// Another message has the same id.
+    IdConflict,
+    /// The idempotency store has no answer.
+    StoreUnreachable(StoreError),
 }
 
 #[expect(
@@ -87,8 +96,19 @@ where
         Ok(payload) => payload,
         Err(error) => return Attempted::Undecodable(error),
     };
+    let store = context.claims.is_some().then(|| Arc::clone(&origin.0));
+    let seq = origin.1;
     let message = Message::new(record, calls, payload, Some(origin));
-    match driver.handler.handle(&message).await {
+    let Some(lease) = store else {
+        return answer(driver.handler.handle(&message).await);
+    };
+    let handler = async { answer(driver.handler.handle(&message).await) };
+    // Boxed, so that whoever has no store moves no larger futures.
+    Box::pin(once(&lease, seq, message.record(), handler)).await
+}
+
+fn answer(result: HandlerResult) -> Attempted {
+    match result {
         Ok(()) => Attempted::Handled,
         Err(error) => Attempted::Failed(error),
     }
@@ -169,6 +189,15 @@ pub(super) fn judge(
         Attempted::Handled => return done(Outcome::Handled),
         Attempted::Filtered => return done(Outcome::Skipped),
         Attempted::ForOthers => return done(Outcome::ForOthers),
+        Attempted::Duplicate => {
+            tracing::debug!(
+                topic = job.record.topic(),
+                partition = job.record.partition(),
+                offset = job.record.offset(),
+                "its message has been handled: a duplicate"
+            );
+            return done(Outcome::Duplicate);
+        }
         Attempted::Panicked(message) => {
             (FailureKind::Panic, AfterFailure::Retry(None), message, None)
         }
@@ -200,6 +229,20 @@ pub(super) fn judge(
                     (kind, AfterFailure::Postpone(HELD), message, None)
                 }
             }
+        }
+        Attempted::InProgress(wait) => {
+            let message = "its message is in progress elsewhere".into();
+            let kind = FailureKind::AttemptsExhausted;
+            (kind, AfterFailure::Postpone(wait), message, None)
+        }
+        Attempted::IdConflict => {
+            let message = "another message with the same id and other content has been handled";
+            let kind = FailureKind::IdConflict;
+            (kind, AfterFailure::GiveUp, message.into(), None)
+        }
+        Attempted::StoreUnreachable(error) => {
+            let kind = FailureKind::AttemptsExhausted;
+            (kind, AfterFailure::Outage, chain(&error), None)
         }
         Attempted::Undecodable(error @ DecodeError::Invalid(_)) => (
             FailureKind::Undecodable,
@@ -417,7 +460,9 @@ async fn finish<F: Future<Output = Attempted>>(
     fence: &Fence,
     seq: u64,
 ) -> Attempted {
-    let in_time = finish_in_time(slot, context.handler_timeout);
+    // With a store the time of the handler alone is taken, inside of the attempt.
+    let limit = context.handler_timeout.filter(|_| context.claims.is_none());
+    let in_time = finish_in_time(slot, limit);
     let Some(limit) = context.stuck_limit else {
         return in_time.await;
     };
@@ -428,7 +473,7 @@ async fn finish<F: Future<Output = Attempted>>(
         () = fence.wait_until(|fence| fence.is_condemned(seq)) => Attempted::Stuck(limit),
     };
     match attempted {
-        Attempted::Handled | Attempted::Filtered => {}
+        Attempted::Handled | Attempted::Filtered | Attempted::Duplicate => {}
         Attempted::Stuck(_) => empty(slot),
         // Not to be tried again, whatever it says now.
         _ if fence.is_condemned(seq) => return Attempted::Stuck(limit),
@@ -437,7 +482,8 @@ async fn finish<F: Future<Output = Attempted>>(
     attempted
 }
 
-async fn finish_in_time<F: Future<Output = Attempted>>(
+/// Runs a handler to its end, or for as long as it may take.
+pub(super) async fn finish_in_time<F: Future<Output = Attempted>>(
     slot: &mut Slot<F>,
     limit: Option<Duration>,
 ) -> Attempted {

@@ -26,11 +26,16 @@ impl Id {
 
     /// The key of the message `id` for `group`, apart from other uses of the same store by `namespace`.
     pub fn new(namespace: &str, group: &str, id: impl AsRef<[u8]>) -> Self {
+        Self::under(&Self::prefix(namespace, group), id.as_ref())
+    }
+
+    /// What the keys of all messages have in common.
+    pub(super) fn prefix(namespace: &str, group: &str) -> String {
         let mut key = String::with_capacity(64);
         escape(&mut key, namespace);
         key.push(':');
         escape(&mut key, group);
-        Self::under(&key, id.as_ref())
+        key
     }
 
     /// The key of `id` in an inbox of this name: a table of its own has no namespaces.
@@ -43,7 +48,7 @@ impl Id {
 
     /// `prefix` holds neither `#` nor more colons than the caller always puts there: so a whole key (one colon more) and
     /// those that were hashed (a `#`) are told apart.
-    fn under(prefix: &str, id: &[u8]) -> Self {
+    pub(super) fn under(prefix: &str, id: &[u8]) -> Self {
         let mut key = Vec::with_capacity(prefix.len() + 1 + id.len());
         key.extend_from_slice(prefix.as_bytes());
         key.push(b':');

@@ -90,12 +90,14 @@
 //!
 //! [message id]: crate::Message::message_id
 
+mod claims;
 #[cfg(feature = "test-kit")]
 pub mod contract;
 mod id;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub mod inbox;
 mod memory;
+mod options;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
@@ -104,8 +106,10 @@ mod store;
 
 use std::{convert::Infallible, time::Duration};
 
+pub(crate) use claims::{Claims, Entry, News};
 pub use id::Id;
 pub use memory::MemoryStore;
+pub use options::{Duplicates, IdFunction, IdSource, Idempotency, Unreachable};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 #[cfg(feature = "mysql")]

@@ -246,6 +246,11 @@ impl Fingerprint {
         Self(Sha256::digest(content).into())
     }
 
+    /// That of a record's value; a null one differs from an empty one.
+    pub(super) fn of_value(value: Option<&[u8]>) -> Self {
+        value.map_or_else(|| Self(Sha256::digest(b"\0null").into()), Self::of)
+    }
+
     /// The bytes to store.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

@@ -69,7 +69,7 @@ impl Pump {
                 offset = record.offset(),
                 error = %failed.cause.message,
                 held_back,
-                "a handler met an outage: its record is tried again, and nothing counts against it"
+                "an attempt met an outage: its record is tried again, and nothing counts against it"
             );
         }
     }

@@ -106,9 +106,10 @@ impl Pump {
     fn attempts_in_all(&self, record: &Record, attempts: u32, kind: FailureKind) -> u32 {
         let called = match kind {
             // What never reached the handler the last time.
-            FailureKind::Undecodable | FailureKind::Untrusted | FailureKind::KeyHeld => {
-                attempts - 1
-            }
+            FailureKind::Undecodable
+            | FailureKind::Untrusted
+            | FailureKind::KeyHeld
+            | FailureKind::IdConflict => attempts - 1,
             _ => attempts,
         };
         let tier = self.settings.retry_topics.get(record.topic());

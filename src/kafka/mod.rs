@@ -3,6 +3,7 @@
 mod administer;
 mod assignment;
 mod breaker;
+mod claims;
 mod client;
 mod cluster;
 mod commits;

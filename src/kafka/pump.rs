@@ -46,6 +46,7 @@ use crate::{
     execute::{
         self, Cause, Context, Done, Drive, Fence, Permits, Queue, Recall, Report, Reports, Work,
     },
+    idempotency::Claims,
     record::{Record, Residency, Source},
     retry_topics::Tier,
 };
@@ -306,6 +307,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         );
     }
     let mut pump = lock();
+    pump.report_claims();
     let report = std::mem::take(&mut pump.report);
     match pump.failure.take() {
         None => Ok(report),
@@ -569,6 +571,10 @@ impl Pump {
                 RedrivenForOthers::Handle => None,
             },
             held_keys: settings.held_keys.clone(),
+            claims: settings.idempotency.clone().map(|idempotency| {
+                let claims = Claims::new(idempotency, &settings.group, runtime.clone());
+                Arc::new(claims)
+            }),
         });
         let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
         let executors = (0..count)
@@ -893,6 +899,7 @@ impl Pump {
         self.pass_markers(consumer);
         self.watch_for_stuck_records(now);
         self.tell_of_spool(now);
+        self.watch_store();
         self.listen_into_silence(now);
         if self.executors.iter().any(JoinHandle::is_finished) && self.stop.is_none() {
             let message = "an executor has ended: the tokio runtime that `run` was called on is shut down, \

@@ -99,6 +99,7 @@ impl Pump {
                 .held_keys
                 .as_ref()
                 .map_or(0, |held| held.count()),
+            idempotency: self.idempotency_status(),
             brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
         }
     }

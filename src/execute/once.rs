@@ -1,0 +1,102 @@
+//! A handler under a claim of its message in the idempotency store.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    future::pending,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Fence, Lease,
+    turn::{Attempted, Slot, finish_in_time},
+};
+use crate::{
+    idempotency::{Claims, Entry},
+    record::Record,
+};
+
+/// Runs `handler` unless the record's message has been handled, or somebody else is at it.
+///
+/// Whatever the store is asked counts neither for the handler's timeout nor, since it is awaited here, for more than this
+/// record's lane and permit.
+pub(super) async fn once<F: Future<Output = Attempted>>(
+    lease: &Lease,
+    seq: u64,
+    record: &Record,
+    handler: F,
+) -> Attempted {
+    let claims = claims_of(lease);
+    let limit = lease.context.handler_timeout;
+    let mut held = match claims.enter(record).await {
+        Entry::Claimed(held) => held,
+        Entry::Unclaimed => {
+            let mut slot: Slot<F> = Box::pin(Some(handler));
+            let attempted = finish_in_time(&mut slot, limit).await;
+            if let Attempted::Handled = attempted {
+                claims.note_possible_repeat();
+            }
+            return attempted;
+        }
+        Entry::Duplicate => return Attempted::Duplicate,
+        Entry::InProgress(wait) => return Attempted::InProgress(wait),
+        Entry::Conflict => return Attempted::IdConflict,
+        Entry::Unreachable(error) => return Attempted::StoreUnreachable(error),
+    };
+    // What has not started when its partition is taken away does not start: its next owner shall not have to wait for it.
+    if lease.fence.is_closed() {
+        held.release().await;
+        return Attempted::InProgress(Duration::ZERO);
+    }
+    // Made after the claim, so that it is dropped before the claim is given up.
+    let mut slot: Slot<F> = Box::pin(Some(handler));
+    let attempted = tokio::select! {
+        biased;
+        attempted = finish_in_time(&mut slot, limit) => attempted,
+        never = held.keep() => match never {},
+    };
+    if !matches!(attempted, Attempted::Handled) {
+        held.release().await;
+        return attempted;
+    }
+    if let Err(reason) = held.complete(is_over(lease, seq)).await {
+        claims.note_possible_repeat();
+        tracing::warn!(
+            topic = record.topic(),
+            partition = record.partition(),
+            offset = record.offset(),
+            error = reason,
+            "a record was handled, and the idempotency store could not be told: if its message comes again it is handled \
+             again"
+        );
+    }
+    attempted
+}
+
+fn claims_of(lease: &Lease) -> &Arc<Claims> {
+    let claims = lease.context.claims.as_ref();
+    claims.expect("records are handled under claims only where there is a store")
+}
+
+/// Completes when the record's outcome is awaited and can wait no longer: it is better finished and not remembered than
+/// handled again for certain. The effect of a record whose partition is lost already is for its next owner to know of:
+/// there is as much time for that as the lease leaves.
+async fn is_over(lease: &Lease, seq: u64) {
+    let condemned = lease.fence.wait_until(|fence| fence.is_condemned(seq));
+    let drained = async {
+        lease.fence.wait_until(Fence::is_closed).await;
+        let left = lease
+            .deadline()
+            .map(|until| until.saturating_duration_since(Instant::now()));
+        match left.filter(|left| !left.is_zero()) {
+            Some(left) => tokio::time::sleep(left * 3 / 4).await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        () = condemned => {}
+        () = drained => {}
+    }
+}

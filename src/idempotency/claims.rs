@@ -1,0 +1,438 @@
+//! What the consumer does with a store: claim a message before its handler runs, keep the claim while it does, and say
+//! afterwards what came of it.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{
+    Claim, Duplicates, Fingerprint, Id, Idempotency, Reply, StoreError, Token, Unreachable, Update,
+    options::IdFrom,
+};
+use crate::record::Record;
+
+/// Between two looks at a message that is in progress elsewhere: as long as it has been, within these.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(900));
+/// Between two tries to complete.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// A store that failed is down until it has answered, and not failed, for this long.
+const CALM: Duration = Duration::from_secs(1);
+/// How often a store that is down is asked under [`Unreachable::Process`].
+const PROBE: Duration = Duration::from_secs(1);
+
+/// A store as the records of one consumer share it.
+pub(crate) struct Claims {
+    settings: Idempotency,
+    prefix: String,
+    runtime: Handle,
+    health: Health,
+    duplicates: Mutex<Duplicates>,
+    possible_repeats: AtomicU64,
+    id_conflicts: AtomicU64,
+}
+
+/// What came of asking for a record's message.
+pub(crate) enum Entry {
+    /// It is ours to handle.
+    Claimed(Held),
+    /// It is to be handled although the store does not know of it.
+    Unclaimed,
+    /// It has been handled.
+    Duplicate,
+    /// Somebody else is handling it: worth another look after this time.
+    InProgress(Duration),
+    /// Another message with its id has been handled.
+    Conflict,
+    /// The store has no answer.
+    Unreachable(StoreError),
+}
+
+impl Claims {
+    pub(crate) fn new(settings: Idempotency, group: &str, runtime: Handle) -> Self {
+        Self {
+            prefix: Id::prefix(&settings.namespace, group),
+            settings,
+            runtime,
+            health: Health::default(),
+            duplicates: Mutex::default(),
+            possible_repeats: AtomicU64::new(0),
+            id_conflicts: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks for the record's message.
+    pub(crate) async fn enter(self: &Arc<Self>, record: &Record) -> Entry {
+        let lease = self.settings.lease;
+        let unclaimed = self.settings.unreachable == Unreachable::Process;
+        let asked = Instant::now();
+        if unclaimed && !self.health.is_worth_asking(asked) {
+            return Entry::Unclaimed;
+        }
+        let (id, from) = self
+            .settings
+            .id
+            .of(record, |id, from| (Id::under(&self.prefix, id), from));
+        let fingerprint = self.settings.fingerprint.as_ref().map(|of| of(record));
+        let claim = self.settings.store.claim(&id, lease);
+        // At least half of the lease is left of what is granted.
+        match self.ask(claim, lease / 2).await {
+            Ok(Claim::Claimed(token)) => Entry::Claimed(Held {
+                claims: Arc::clone(self),
+                id,
+                token,
+                fingerprint,
+                since: asked,
+                standing: true,
+            }),
+            Ok(Claim::Done { fingerprint: known }) => {
+                if fingerprint.is_some_and(|own| known.is_some_and(|known| known != own)) {
+                    self.id_conflicts.fetch_add(1, Ordering::Relaxed);
+                    return Entry::Conflict;
+                }
+                self.note_duplicate(from);
+                Entry::Duplicate
+            }
+            Ok(Claim::InProgress { lapses_in }) => {
+                // Its bits are as good as any.
+                let random = Token::unique().as_bytes()[0];
+                Entry::InProgress(next_look(lease, lapses_in, random))
+            }
+            Err(_) if unclaimed => Entry::Unclaimed,
+            Err(error) => Entry::Unreachable(error),
+        }
+    }
+
+    /// The store's answer, if it comes in time.
+    async fn ask<T>(&self, call: Reply<'_, T>, limit: Duration) -> Result<T, StoreError> {
+        let answer = timeout(limit, call).await.unwrap_or_else(|_| {
+            let late = format!("it has not answered within {} ms", limit.as_millis());
+            Err(StoreError::unavailable(late))
+        });
+        match &answer {
+            Ok(_) => self.health.answered(),
+            Err(error) => self.health.failed(error),
+        }
+        answer
+    }
+
+    /// A record was handled, and the store does not know of it.
+    pub(crate) fn note_possible_repeat(&self) {
+        self.possible_repeats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note_duplicate(&self, from: IdFrom) {
+        let mut duplicates = self
+            .duplicates
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        duplicates.note(from);
+    }
+
+    pub(crate) fn duplicates(&self) -> Duplicates {
+        *self
+            .duplicates
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn possible_repeats(&self) -> u64 {
+        self.possible_repeats.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn id_conflicts(&self) -> u64 {
+        self.id_conflicts.load(Ordering::Relaxed)
+    }
+
+    /// Since when the store has been down, and what it said last.
+    pub(crate) fn down(&self) -> Option<Down> {
+        let trouble = self.health.trouble();
+        let trouble = trouble.as_ref().filter(|trouble| !trouble.answered)?;
+        Some(Down {
+            since: trouble.since,
+            error: trouble.error.clone(),
+            refuses: trouble.refuses,
+        })
+    }
+
+    /// Whether somebody is to be told something new.
+    pub(crate) fn news(&self) -> Option<News> {
+        self.health.news()
+    }
+
+    /// Why the run is to end.
+    pub(crate) fn is_to_stop(&self) -> Option<String> {
+        let Unreachable::Stop { after } = self.settings.unreachable else {
+            return None;
+        };
+        let down = self.down()?;
+        let for_so_long = down.since.elapsed();
+        (down.refuses || for_so_long >= after).then(|| {
+            format!(
+                "the idempotency store has failed for {} ms: {}",
+                for_so_long.as_millis(),
+                down.error
+            )
+        })
+    }
+}
+
+/// When to look again at a message that is in progress for another `lapses_in`, if nobody renews that.
+fn next_look(lease: Duration, lapses_in: Duration, random: u8) -> Duration {
+    let random = f64::from(random) / 255.0;
+    let (shortest, longest) = LOOKS;
+    // A longer lease than ours tells nothing of when it began.
+    let age = lease.checked_sub(lapses_in).unwrap_or(longest);
+    let look = age.clamp(shortest, longest).mul_f64(0.8 + 0.3 * random);
+    // When it has lapsed, its consumer is dead, and everybody who has waited comes at once.
+    look.min(lapses_in + shortest.mul_f64(0.1 + random))
+}
+
+/// A message that is ours to handle. Dropped without further ado, as when its handler is cancelled, it is given up.
+pub(crate) struct Held {
+    claims: Arc<Claims>,
+    id: Id,
+    token: Token,
+    fingerprint: Option<Fingerprint>,
+    /// When it was asked for, or last renewed. The store's lease began later.
+    since: Instant,
+    /// It is to be released.
+    standing: bool,
+}
+
+impl Held {
+    /// Renews it, for as long as it is polled.
+    pub(crate) async fn keep(&mut self) -> Infallible {
+        let Claims { settings, .. } = &*self.claims;
+        let pause = settings.lease / 3;
+        let mut next = self.since + pause;
+        loop {
+            sleep_until(next).await;
+            let asked = Instant::now();
+            let renewal = settings.store.renew(&self.id, &self.token, settings.lease);
+            match self.claims.ask(renewal, pause).await {
+                Ok(Update::Applied) => {
+                    self.since = asked;
+                    next = asked + pause;
+                }
+                // The effect is not to be stopped any more; completing it will tell.
+                Ok(Update::Stale) => return pending().await,
+                Err(_) => next = Instant::now() + pause / 4,
+            }
+        }
+    }
+
+    /// Has it remembered as done. Tried until its lease has lapsed, or it is `over`; the error says why it is not known to be
+    /// remembered.
+    pub(crate) async fn complete(&mut self, over: impl Future<Output = ()>) -> Result<(), String> {
+        // Whatever becomes of that, the effect has happened: others had better not begin before the lease has lapsed.
+        self.standing = false;
+        let Claims { settings, .. } = &*self.claims;
+        let mut last = String::from("the store did not answer");
+        let tries = async {
+            let (mut pause, longest) = PAUSES;
+            loop {
+                let completion = settings.store.complete(
+                    &self.id,
+                    &self.token,
+                    settings.keep_for,
+                    self.fingerprint,
+                );
+                match self.claims.ask(completion, settings.lease / 3).await {
+                    Ok(Update::Applied) => return Ok(()),
+                    Ok(Update::Stale) => return Err("its lease had lapsed"),
+                    Err(error) => last = error.to_string(),
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        };
+        // Once at least: whether it has lapsed is for the store's clock to decide.
+        let lapsed = (self.since + settings.lease).max(Instant::now() + settings.lease / 3);
+        tokio::select! {
+            biased;
+            tried = tries => tried.map_err(String::from),
+            () = sleep_until(lapsed) => Err(last),
+            () = over => Err(last),
+        }
+    }
+
+    /// Gives it up: it is free at once.
+    pub(crate) async fn release(mut self) {
+        self.standing = false;
+        let Claims { settings, .. } = &*self.claims;
+        let release = settings.store.release(&self.id, &self.token);
+        // If that fails it lapses.
+        let _ = self.claims.ask(release, settings.lease / 3).await;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if mem::take(&mut self.standing) {
+            let again = Self {
+                claims: Arc::clone(&self.claims),
+                id: self.id.clone(),
+                standing: false,
+                ..*self
+            };
+            self.claims.runtime.spawn(again.release());
+        }
+    }
+}
+
+/// A store that does not answer.
+pub(crate) struct Down {
+    pub(crate) since: Instant,
+    pub(crate) error: String,
+    /// Somebody has to see to it.
+    pub(crate) refuses: bool,
+}
+
+pub(crate) enum News {
+    Down { error: String },
+    Up { after: Duration },
+}
+
+/// How the store does, by its answers.
+#[derive(Default)]
+struct Health {
+    /// Looked at for each answer: set while there is trouble.
+    troubled: AtomicBool,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+struct Trouble {
+    since: Instant,
+    failed_at: Instant,
+    error: String,
+    refuses: bool,
+    /// Since it failed last.
+    answered: bool,
+    told: bool,
+    next_probe: Instant,
+}
+
+impl Health {
+    fn failed(&self, error: &StoreError) {
+        let now = Instant::now();
+        let mut trouble = self.trouble();
+        let trouble = trouble.get_or_insert_with(|| Trouble {
+            since: now,
+            failed_at: now,
+            error: String::new(),
+            refuses: false,
+            answered: false,
+            told: false,
+            next_probe: now + PROBE,
+        });
+        trouble.failed_at = now;
+        trouble.answered = false;
+        trouble.error = error.to_string();
+        trouble.refuses = !error.is_transient();
+        self.troubled.store(true, Ordering::Release);
+    }
+
+    fn answered(&self) {
+        if self.troubled.load(Ordering::Acquire)
+            && let Some(trouble) = &mut *self.trouble()
+        {
+            trouble.answered = true;
+        }
+    }
+
+    /// While it is down, now and then.
+    fn is_worth_asking(&self, now: Instant) -> bool {
+        if !self.troubled.load(Ordering::Acquire) {
+            return true;
+        }
+        match &mut *self.trouble() {
+            Some(trouble) if !trouble.answered && now < trouble.next_probe => false,
+            Some(trouble) => {
+                trouble.next_probe = now + PROBE;
+                true
+            }
+            None => true,
+        }
+    }
+
+    fn news(&self) -> Option<News> {
+        if !self.troubled.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut trouble = self.trouble();
+        let of = trouble.as_mut()?;
+        if !of.answered {
+            let error = of.error.clone();
+            return (!mem::replace(&mut of.told, true)).then_some(News::Down { error });
+        }
+        if of.failed_at.elapsed() < CALM {
+            return None;
+        }
+        let of = trouble.take()?;
+        self.troubled.store(false, Ordering::Release);
+        let after = of.since.elapsed();
+        of.told.then_some(News::Up { after })
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<Trouble>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn looks_at_what_is_in_progress_are_as_far_apart_as_it_is_old_and_one_comes_when_its_lease_lapses()
+     {
+        for random in [0, 128, 255] {
+            let look = |age: Duration| next_look(LEASE, LEASE - age, random);
+            let between = |look: Duration, least: u64, most: u64| {
+                let millis = look.as_millis() as u64;
+                assert!((least..=most).contains(&millis), "{look:?}");
+            };
+            between(look(Duration::ZERO), 8, 11);
+            between(look(Duration::from_millis(100)), 80, 110);
+            between(look(Duration::from_secs(5)), 720, 990);
+            between(look(LEASE - Duration::from_millis(200)), 201, 211);
+            between(look(LEASE), 1, 11);
+            between(next_look(LEASE, LEASE * 6, random), 720, 990);
+        }
+    }
+
+    #[test]
+    fn trouble_is_told_of_once_and_its_end_when_it_has_been_over_for_a_while() {
+        let health = Health::default();
+        let error = StoreError::unavailable("away");
+        assert!(health.news().is_none());
+        health.failed(&error);
+        assert!(matches!(health.news(), Some(News::Down { .. })));
+        health.failed(&error);
+        assert!(health.news().is_none());
+        health.answered();
+        assert!(health.news().is_none(), "it may fail again at once");
+        std::thread::sleep(CALM);
+        assert!(matches!(health.news(), Some(News::Up { .. })));
+        assert!(health.news().is_none());
+        // Over before anybody was told.
+        health.failed(&error);
+        health.answered();
+        std::thread::sleep(CALM);
+        assert!(health.news().is_none() && health.trouble().is_none());
+    }
+}
