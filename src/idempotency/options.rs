@@ -236,7 +236,9 @@ impl fmt::Debug for IdSource {
 
 /// The function of [`IdSource::function`].
 #[derive(Clone)]
-pub struct IdFunction(Arc<dyn Fn(&Record) -> Option<Vec<u8>> + Send + Sync>);
+pub struct IdFunction(Arc<IdOf>);
+
+type IdOf = dyn Fn(&Record) -> Option<Vec<u8>> + Send + Sync;
 
 /// Where a record's id was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,8 +260,8 @@ pub enum Unreachable {
     #[default]
     Wait,
     /// They are handled without having been claimed: what is a repeat takes effect again, and a repeat of them will.
-    /// Counted in [`Report::possible_repeats`](crate::Report::possible_repeats). While it is known to be down, the store is
-    /// asked once a second.
+    /// Counted in [`Report::possible_repeats`](crate::Report::possible_repeats). While the store is known to be down, one
+    /// record in a second asks for it, and those beside it do without.
     Process,
     /// They wait; but when the store could not be reached for this long, or refuses and somebody has to see to it, the run
     /// ends with an error of the kind

@@ -192,6 +192,27 @@ fn when_a_probe_succeeds_the_flow_opens_up_step_by_step() {
 }
 
 #[test]
+fn duplicates_end_an_outage_and_before_one_they_do_not_make_it_look_smaller() {
+    let mut world = world(Ordering::ByKey, 16);
+    let owner = keyed(&mut world, 0..500);
+    world.hand_over();
+    for offset in 0..11 {
+        world.end_with(owner, offset, Outcome::Duplicate);
+    }
+    world.hand_over();
+    (11..21).for_each(|offset| world.outage(owner, offset));
+    assert_eq!(world.engine.breaker().state(), BreakerState::Open);
+    world.pass(10 * SECOND);
+    while world.engine.breaker().state() != BreakerState::Closed {
+        let out = world.hand_over();
+        assert!(!out.is_empty());
+        for offset in out {
+            world.end_with(owner, offset, Outcome::Duplicate);
+        }
+    }
+}
+
+#[test]
 fn what_was_before_the_end_of_an_outage_does_not_open_it_again() {
     let mut world = world(Ordering::ByKey, 1);
     let owner = keyed(&mut world, 0..30);
