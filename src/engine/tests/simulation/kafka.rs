@@ -36,6 +36,10 @@ pub(super) struct Entry {
     pub(super) key: Option<u64>,
     pub(super) bytes: usize,
     pub(super) fate: Fate,
+    /// Nobody handles it before.
+    pub(super) due: Option<Instant>,
+    /// By tenure: somebody who is expelled and does not know it goes on.
+    failing: Vec<Failing>,
     /// The tenures in which it finished.
     finished_in: Vec<usize>,
     /// And those of them whose engine was told so while they lasted.
@@ -58,6 +62,15 @@ pub(super) struct Entry {
     covered: bool,
     /// A commit told so once, and a later one could not or did not know: it may come again.
     exposed: bool,
+}
+
+/// What counts against a record in one tenure.
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    tenure: usize,
+    attempts: u32,
+    /// On a clock that stands still while no more than probes goes on.
+    first: Instant,
 }
 
 #[derive(Debug, Clone)]
@@ -166,6 +179,10 @@ pub(super) struct Kafka {
     metadata_limit: usize,
     pub(super) down_until: Instant,
     pub(super) letters_down_until: Instant,
+    /// What handlers depend on does not answer.
+    pub(super) dependency_down_until: Instant,
+    max_attempts: u32,
+    retries_for: Option<Duration>,
     /// Nothing goes wrong any more.
     pub(super) calm: bool,
     /// Tells the story as it goes.
@@ -201,6 +218,12 @@ pub(super) struct Counts {
     pub(super) paused: u64,
     pub(super) deleted: u64,
     pub(super) unread: u64,
+    pub(super) outages: u64,
+    pub(super) opened: u64,
+    pub(super) still_down: u64,
+    pub(super) closed: u64,
+    pub(super) recalled: u64,
+    pub(super) delayed: u64,
 }
 
 impl Counts {
@@ -211,7 +234,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 23] {
+    fn all_mut(&mut self) -> [&mut u64; 29] {
         let Self {
             records,
             started,
@@ -236,6 +259,12 @@ impl Counts {
             paused,
             deleted,
             unread,
+            outages,
+            opened,
+            still_down,
+            closed,
+            recalled,
+            delayed,
         } = self;
         [
             records,
@@ -261,6 +290,12 @@ impl Counts {
             paused,
             deleted,
             unread,
+            outages,
+            opened,
+            still_down,
+            closed,
+            recalled,
+            delayed,
         ]
     }
 
@@ -326,6 +361,9 @@ impl Kafka {
             metadata_limit: setup.metadata_limit,
             down_until: now,
             letters_down_until: now,
+            dependency_down_until: now,
+            max_attempts: setup.max_attempts,
+            retries_for: setup.retries_for,
             calm: false,
             told: false,
             began: now,
@@ -349,6 +387,7 @@ impl Kafka {
         setup: &Setup,
         random: &mut Random,
         more: &mut Random,
+        outside: &mut Random,
     ) {
         let log = &mut self.logs[partition];
         // What was compacted away, or is a marker of a transaction.
@@ -370,6 +409,12 @@ impl Kafka {
         let kills = self.killers > 0 && more.chance(20);
         self.killers -= u32::from(kills);
         let fate = if kills { Fate::Kills } else { fate };
+        // Some say that they are due sooner than what stands in front of them.
+        let due = setup.delays.get(partition).copied().flatten().map(|delay| {
+            let sooner = outside.chance(100);
+            let millis = delay.as_millis() as u64;
+            self.now + if sooner { outside.ms(0..millis) } else { delay }
+        });
         let keyless = random.chance(setup.keyless);
         let key = random.within(0..setup.keys);
         log.entries.push(Entry {
@@ -377,6 +422,8 @@ impl Kafka {
             key: (!keyless).then_some(key),
             bytes: random.within(600..super::LARGEST as u64) as usize,
             fate,
+            due,
+            failing: Vec::new(),
             finished_in: Vec::new(),
             reported_in: Vec::new(),
             started_in: None,
@@ -848,6 +895,19 @@ impl Kafka {
             self.started_once(tenure, record, at);
         }
         let entries = &self.logs[record.partition].entries;
+        let failing = entries[at].failing.iter();
+        let failures = failing.filter(|it| it.tenure == tenure);
+        let failures: u32 = failures.map(|it| it.attempts).sum();
+        assert_eq!(attempt, 1 + failures, "{record:?} is handled by {tenure}");
+        if entries[at].due.is_some() {
+            let not_due = entries[..=at].iter().find(|entry| {
+                entry.due > Some(self.now) && (entry.is_open() || entry.offset == record.offset)
+            });
+            assert!(
+                not_due.is_none(),
+                "{record:?} is handled, and {not_due:?} is not due"
+            );
+        }
         if lane.is_some() {
             let before = entries[..at].iter().find(|entry| {
                 (self.ordering == Ordering::ByPartition || entry.key == record.key)
@@ -916,6 +976,53 @@ impl Kafka {
                 "{record:?} runs alone, and so does one of another partition"
             );
         }
+    }
+
+    /// What handlers depend on is down from now on.
+    pub(super) fn goes_down(&mut self, time: Duration) {
+        self.dependency_down_until = self.now + time;
+        self.tell(|| format!("what handlers depend on is down for {time:?}"));
+    }
+
+    pub(super) fn dependency_is_down(&self) -> bool {
+        self.now < self.dependency_down_until
+    }
+
+    /// An engine is told that an attempt has failed in a way that counts. Its clock stands still while its breaker holds.
+    pub(super) fn failed(&mut self, tenure: usize, record: Record, clock: Instant) {
+        let Some(at) = self.index(record) else {
+            return;
+        };
+        let entry = &mut self.logs[record.partition].entries[at];
+        match entry.failing.iter_mut().find(|it| it.tenure == tenure) {
+            Some(failing) => failing.attempts += 1,
+            None => entry.failing.push(Failing {
+                tenure,
+                attempts: 1,
+                first: clock,
+            }),
+        }
+    }
+
+    /// An engine gives up a record over its failures.
+    pub(super) fn given_up(&self, tenure: usize, record: Record, attempts: u32, clock: Instant) {
+        let Some(at) = self.index(record) else {
+            return;
+        };
+        let entry = &self.logs[record.partition].entries[at];
+        let failing = entry.failing.iter().find(|it| it.tenure == tenure);
+        let failing = failing.expect("what never failed is not given up");
+        assert_eq!(
+            attempts, failing.attempts,
+            "{record:?} is given up, and its attempts were {failing:?}"
+        );
+        let age = clock.saturating_duration_since(failing.first);
+        let exhausted =
+            attempts >= self.max_attempts || self.retries_for.is_some_and(|limit| age >= limit);
+        assert!(
+            exhausted || entry.fate == Fate::Poison,
+            "{record:?} is given up after {attempts} attempts in {age:?}, and others were left"
+        );
     }
 
     /// Its process dies of it.

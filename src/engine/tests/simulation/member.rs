@@ -12,8 +12,8 @@ use super::{
     random::Random,
 };
 use crate::engine::{
-    AfterFailure, Batch, Commit, CommitEntry, CommitResult, Crashed, Engine, Failed, FinishedAbove,
-    GivenUp, Inherited, Job, LaneId, Outcome, Ownership, Received,
+    AfterFailure, Batch, BreakerChange, BreakerState, Commit, CommitEntry, CommitResult, Crashed,
+    Engine, Failed, FinishedAbove, GivenUp, Inherited, Job, LaneId, Outcome, Ownership, Received,
 };
 
 struct Held {
@@ -33,10 +33,13 @@ struct Turn {
     followers: VecDeque<Job<Record>>,
     ends: Instant,
     in_time: bool,
+    issue: u32,
 }
 
 struct Work {
     tenure: usize,
+    /// The recalls before it was handed over.
+    issue: u32,
     batch: Batch<Record>,
 }
 
@@ -124,6 +127,14 @@ pub(super) struct Member {
     pub(super) cut_off_until: Instant,
     last_tick: Instant,
     most_ahead: usize,
+    /// How often the breaker has called back what had not started.
+    recalls: u32,
+    /// For how long the breaker has held until the last step, and whether it does.
+    held_for: Duration,
+    holds: bool,
+    last_step: Instant,
+    /// What was handed over to probe with and has not come back.
+    probes: Vec<(Ownership, u64, Instant)>,
 }
 
 impl Member {
@@ -157,6 +168,11 @@ impl Member {
             cut_off_until: now,
             last_tick: now,
             most_ahead: 0,
+            recalls: 0,
+            held_for: Duration::ZERO,
+            holds: false,
+            last_step: now,
+            probes: Vec::new(),
         }
     }
 
@@ -298,6 +314,7 @@ impl Member {
             job,
             mut followers,
             in_time,
+            issue,
             ..
         } = turn;
         if in_time && kafka.fate(job.record) == Fate::Kills {
@@ -306,7 +323,7 @@ impl Member {
         }
         match end(job, tenure, in_time, kafka, random) {
             Ok(done) => {
-                let next = if kafka.tenures[tenure].fenced {
+                let next = if kafka.tenures[tenure].fenced || issue != self.recalls {
                     None
                 } else {
                     followers.pop_front()
@@ -318,7 +335,7 @@ impl Member {
                     next: seq,
                 });
                 if let Some(job) = next {
-                    kafka.started(tenure, job.record, job.attempt);
+                    self.starts(tenure, &job, kafka);
                     let (ends, in_time) = setup.handler_ends(now, kafka.calm, random);
                     self.turns.push(Turn {
                         owner,
@@ -327,6 +344,7 @@ impl Member {
                         followers,
                         ends,
                         in_time,
+                        issue,
                     });
                 } else if !followers.is_empty() {
                     self.give_back(owner, followers.into());
@@ -361,6 +379,7 @@ impl Member {
     ) {
         let Work {
             tenure,
+            issue,
             batch:
                 Batch {
                     owner,
@@ -371,13 +390,13 @@ impl Member {
         let (mut done, mut failed, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         let mut jobs = VecDeque::from(jobs);
         while let Some(job) = jobs.pop_front() {
-            if kafka.tenures[tenure].fenced {
+            if kafka.tenures[tenure].fenced || issue != self.recalls {
                 not_started.push(job);
                 not_started.extend(jobs.drain(..));
                 break;
             }
             let followers = job.followers as usize;
-            kafka.started(tenure, job.record, job.attempt);
+            self.starts(tenure, &job, kafka);
             if random.chance(setup.ready) {
                 if kafka.fate(job.record) == Fate::Kills {
                     self.killed = true;
@@ -400,6 +419,7 @@ impl Member {
                     followers,
                     ends,
                     in_time,
+                    issue,
                 });
             }
             // No permit is left, or the slice of time is used up.
@@ -419,8 +439,23 @@ impl Member {
                 jobs: jobs.into(),
                 beyond,
             };
-            self.queue.push_back(Work { tenure, batch });
+            self.queue.push_back(Work {
+                tenure,
+                issue,
+                batch,
+            });
         }
+    }
+
+    fn starts(&self, tenure: usize, job: &Job<Record>, kafka: &mut Kafka) {
+        let state = self.engine.breaker().state();
+        assert_ne!(
+            state,
+            BreakerState::Open,
+            "{:?} is handled while the breaker is open",
+            job.record
+        );
+        kafka.started(tenure, job.record, job.attempt);
     }
 
     /// The process dies.
@@ -436,7 +471,7 @@ impl Member {
     fn abort(&mut self, kafka: &mut Kafka, random: &mut Random) {
         for turn in self.turns.drain(..) {
             let succeeds = matches!(kafka.fate(turn.job.record), Fate::Fine | Fate::Skipped);
-            if succeeds && random.chance(300) {
+            if succeeds && !kafka.dependency_is_down() && random.chance(300) {
                 kafka.finished(turn.tenure, turn.job.record, Outcome::Handled);
             }
             kafka.stopped(turn.tenure, turn.job.record);
@@ -495,6 +530,10 @@ impl Member {
             } => {
                 self.step(kafka, setup, now, random);
                 let drained = owners.iter().all(|owner| self.engine.is_drained(*owner));
+                assert!(
+                    drained || setup.at_most_once() || self.is_at_work_for(&owners),
+                    "a drain waits for nothing"
+                );
                 self.phase = if drained || now >= until {
                     if self.leaving {
                         self.abort(kafka, random);
@@ -516,8 +555,25 @@ impl Member {
         self.check(setup);
     }
 
+    fn is_at_work_for(&self, owners: &[Ownership]) -> bool {
+        let reported = self.reports.iter().map(|report| match report {
+            Report::Batch { owner, .. }
+            | Report::One { owner, .. }
+            | Report::DeadLettered(owner, _) => *owner,
+        });
+        let turns = self.turns.iter().map(|turn| turn.owner);
+        let queued = self.queue.iter().map(|work| work.batch.owner);
+        let letters = self.letters.iter().map(|letter| letter.given_up.owner);
+        let mut all = reported.chain(turns).chain(queued).chain(letters);
+        all.any(|owner| owners.contains(&owner))
+    }
+
     fn step(&mut self, kafka: &mut Kafka, setup: &Setup, now: Instant, random: &mut Random) {
         self.engine.advance(now);
+        if self.holds {
+            self.held_for += now - self.last_step;
+        }
+        self.last_step = now;
         self.most_ahead = self.most_ahead.max(self.engine.pace.ahead());
         let most = if random.chance(200) {
             random.below(4)
@@ -525,6 +581,7 @@ impl Member {
             usize::MAX
         };
         self.take_reports(most, kafka);
+        self.follow_breaker(kafka);
         if setup.positions && now.duration_since(self.last_tick) >= Duration::from_millis(100) {
             self.last_tick = now;
             self.pass_offsets_without_records(kafka);
@@ -532,7 +589,9 @@ impl Member {
         if now >= self.cut_off_until && now >= kafka.down_until && !self.failed {
             self.read(kafka, random);
         }
+        let state = self.engine.breaker().state();
         while let Some(batch) = self.engine.next_batch() {
+            self.is_admitted(&batch, state, setup, now);
             let tenure = self.tenure(batch.owner);
             let partition = self.partition_of(batch.owner);
             // At most once, what is committed when the partition goes is handled here or nowhere.
@@ -545,8 +604,13 @@ impl Member {
                 last_chance || !self.paused.contains(&partition),
                 "partition {partition} is paused, and something of it is handed over"
             );
-            self.queue.push_back(Work { tenure, batch });
+            self.queue.push_back(Work {
+                tenure,
+                issue: self.recalls,
+                batch,
+            });
         }
+        self.holds = self.engine.breaker().holds();
         while let Some(given_up) = self.next_given_up(kafka) {
             let GivenUp {
                 owner,
@@ -577,7 +641,10 @@ impl Member {
 
     fn next_given_up(&mut self, kafka: &mut Kafka) -> Option<GivenUp<Record, ()>> {
         let Some(crashed) = self.engine.next_crashed() else {
-            return self.engine.next_given_up();
+            let given_up = self.engine.next_given_up()?;
+            let (record, attempts) = (given_up.record, given_up.attempts);
+            kafka.given_up(self.tenure(given_up.owner), record, attempts, self.clock());
+            return Some(given_up);
         };
         let Crashed {
             owner,
@@ -597,6 +664,72 @@ impl Member {
         })
     }
 
+    /// It stands still while the breaker holds.
+    fn clock(&self) -> Instant {
+        self.last_step - self.held_for
+    }
+
+    fn follow_breaker(&mut self, kafka: &mut Kafka) {
+        while let Some(change) = self.engine.next_breaker_change() {
+            kafka.tell(|| format!("process {}: {change:?}", self.process));
+            match change {
+                BreakerChange::Opened { .. } => kafka.counts.opened += 1,
+                BreakerChange::StillDown { .. } => kafka.counts.still_down += 1,
+                BreakerChange::Closed { .. } => kafka.counts.closed += 1,
+                BreakerChange::Answers => {}
+            }
+            self.probes.clear();
+            if let BreakerChange::Opened { .. } | BreakerChange::StillDown { .. } = change {
+                self.recalls += 1;
+                for Work { batch, .. } in std::mem::take(&mut self.queue) {
+                    kafka.counts.recalled += batch.jobs.len() as u64;
+                    self.not_started(batch.owner, batch.jobs);
+                }
+            }
+        }
+    }
+
+    /// While a dependency is down only probes are handed over, one after another.
+    fn is_admitted(
+        &mut self,
+        batch: &Batch<Record>,
+        state: BreakerState,
+        setup: &Setup,
+        now: Instant,
+    ) {
+        match state {
+            BreakerState::Closed => return,
+            BreakerState::Open => panic!("{batch:?} is handed over while the breaker is open"),
+            BreakerState::HalfOpen | BreakerState::Opening => {}
+        }
+        assert!(
+            batch.jobs.iter().all(|job| job.followers == 0),
+            "more than one record of a lane is handed over while the breaker is not closed"
+        );
+        if state == BreakerState::HalfOpen {
+            let overdue = |at: &Instant| *at + setup.longest_probe_pause <= now;
+            assert!(
+                batch.jobs.len() == 1 && self.probes.iter().all(|(.., at)| overdue(at)),
+                "{batch:?} is handed over beside {:?}",
+                self.probes
+            );
+            self.probes.push((batch.owner, batch.jobs[0].seq, now));
+        }
+    }
+
+    fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<Record>>) {
+        for job in &jobs {
+            self.came_back(owner, job.seq);
+        }
+        self.engine.not_started(owner, jobs);
+    }
+
+    fn came_back(&mut self, owner: Ownership, seq: u64) {
+        if !self.probes.is_empty() {
+            self.probes.retain(|(of, it, _)| (*of, *it) != (owner, seq));
+        }
+    }
+
     fn take_reports(&mut self, most: usize, kafka: &mut Kafka) {
         for _ in 0..most {
             let Some(report) = self.reports.pop_front() else {
@@ -613,10 +746,17 @@ impl Member {
                         self.finished(owner, done, kafka);
                     }
                     for failed in failed {
+                        self.came_back(owner, failed.job.seq);
+                        if let (Some(tenure), false) = (
+                            self.current_tenure(owner),
+                            matches!(failed.then, AfterFailure::Outage),
+                        ) {
+                            kafka.failed(tenure, failed.job.record, self.clock());
+                        }
                         self.engine.failed(owner, failed);
                     }
                     if !not_started.is_empty() {
-                        self.engine.not_started(owner, not_started);
+                        self.not_started(owner, not_started);
                     }
                 }
                 Report::One { owner, done, next } => {
@@ -634,17 +774,21 @@ impl Member {
     }
 
     fn finished(&mut self, owner: Ownership, done: Done, kafka: &mut Kafka) {
+        self.came_back(owner, done.seq);
         self.note(owner, done.record, kafka);
         self.engine
             .finished(owner, done.seq, done.lane, done.outcome);
     }
 
     fn note(&self, owner: Ownership, record: Record, kafka: &mut Kafka) {
-        if let Some(held) = &self.held[owner.slot()]
-            && held.owner == owner
-        {
-            kafka.reported(held.tenure, record);
+        if let Some(tenure) = self.current_tenure(owner) {
+            kafka.reported(tenure, record);
         }
+    }
+
+    fn current_tenure(&self, owner: Ownership) -> Option<usize> {
+        let held = self.held[owner.slot()].as_ref();
+        Some(held.filter(|held| held.owner == owner)?.tenure)
     }
 
     /// What the client's position tells where all that there is has been read.
@@ -668,6 +812,10 @@ impl Member {
                 continue;
             };
             let room = self.engine.room(held.owner);
+            assert!(
+                room <= 1 || !self.engine.breaker().holds(),
+                "{room} records may be read while a dependency is down"
+            );
             // Prefetching is never ahead of everything.
             let fetched = random.within(1..40) as usize;
             let log = &kafka.logs[held.partition];
@@ -698,7 +846,8 @@ impl Member {
             !self.paused.contains(&partition),
             "partition {partition} is paused, and read"
         );
-        let (offset, key, bytes) = (entry.offset, entry.key, entry.bytes);
+        let (offset, key, bytes, due) = (entry.offset, entry.key, entry.bytes, entry.due);
+        kafka.counts.delayed += u64::from(due > Some(kafka.now));
         let record = Record {
             partition,
             epoch,
@@ -707,7 +856,10 @@ impl Member {
         };
         if kafka.tenures[held.tenure].epoch == epoch || offset > 0 {
             kafka.tenures[held.tenure].read_to = offset + 1;
-            match self.engine.receive(held.owner, offset, key, bytes, record) {
+            match self
+                .engine
+                .receive_due(held.owner, offset, key, bytes, record, due)
+            {
                 Received::Queued => {}
                 Received::AlreadyFinished => kafka.passed_over(held.tenure, record),
                 other => panic!("{record:?} was read, and is {other:?}"),
@@ -716,12 +868,14 @@ impl Member {
         }
         // The first record of a log that was made anew.
         if matches!(
-            self.engine.receive(held.owner, offset, key, bytes, record),
+            self.engine
+                .receive_due(held.owner, offset, key, bytes, record, due),
             Received::WentBack { .. }
         ) {
             let (old, next) = (held.tenure, held.next);
             let ended = self.engine.end(held.owner);
             assert!(ended.is_some());
+            self.probes.retain(|(of, ..)| of.slot() != slot);
             kafka.end_tenure(old, End::Torn);
             let inherited = Inherited {
                 identity: identity(partition),
@@ -737,7 +891,8 @@ impl Member {
                 next,
                 epoch,
             });
-            self.engine.receive(owner, offset, key, bytes, record);
+            self.engine
+                .receive_due(owner, offset, key, bytes, record, due);
             kafka.tenures[tenure].read_to = offset + 1;
         } else {
             kafka.tenures[held.tenure].epoch = epoch;
@@ -912,7 +1067,7 @@ impl Member {
             .partition(|work| kafka.tenures[work.tenure].fenced);
         self.queue = others.into();
         for Work { batch, .. } in fenced {
-            self.engine.not_started(batch.owner, batch.jobs);
+            self.not_started(batch.owner, batch.jobs);
         }
     }
 
@@ -982,6 +1137,7 @@ impl Member {
 
     fn end(&mut self, owner: Ownership, how: End, kafka: &mut Kafka) {
         let held = self.held[owner.slot()].take().expect("what ends is held");
+        self.probes.retain(|(of, ..)| *of != owner);
         let last = self.engine.end(owner).expect("what is held is known");
         kafka.tells_left(held.tenure, last.committed, last.committed_left);
         kafka.end_tenure(held.tenure, how);
@@ -1085,7 +1241,13 @@ fn end(
     if !in_time {
         return fail(job, AfterFailure::Retry(None));
     }
-    let outcome = match kafka.fate(record) {
+    let fate = kafka.fate(record);
+    let does_without = matches!(fate, Fate::Skipped | Fate::Poison | Fate::Kills);
+    if kafka.dependency_is_down() && !does_without {
+        kafka.counts.outages += 1;
+        return fail(job, AfterFailure::Outage);
+    }
+    let outcome = match fate {
         Fate::Fails(times) if job.attempt <= times => return fail(job, AfterFailure::Retry(None)),
         Fate::AsksToWait if job.attempt == 1 => {
             let wait = random.ms(0..300);

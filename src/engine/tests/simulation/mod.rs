@@ -1,7 +1,8 @@
 //! Whole lives of a group, in milliseconds: several processes, each an engine with a model of the shell around it, and
 //! the brokers that they talk to. Everything that can go wrong does: processes die, hang, are cut off and come back;
 //! commits are refused, answered late, applied and not answered; partitions move, are lost, and are made anew.
-//! In some worlds records kill their process, users pause, or a commit comes before its handlers, see [`Setup::add`].
+//! In some worlds records kill their process, users pause, or a commit comes before its handlers, see [`Setup::add`]; in
+//! some what handlers depend on is down for a while, or records are not due yet, see [`Setup::add_from_outside`].
 //!
 //! One seed decides the setup, the clock and every order, so that what fails once fails again:
 //!
@@ -78,6 +79,14 @@ struct Setup {
     forbids: bool,
     /// Records are deleted, read or not.
     deletes: bool,
+    /// What handlers depend on is down at times.
+    outages: bool,
+    /// By partition: after how long its records are due, where that is not at once.
+    delays: Vec<Option<Duration>>,
+    longest_probe_pause: Duration,
+    max_attempts: u32,
+    /// For how long a record may go on failing.
+    retries_for: Option<Duration>,
     /// Handlers that are ready at once.
     ready: u64,
     hangs: u64,
@@ -86,8 +95,9 @@ struct Setup {
 
 impl Setup {
     fn new(random: &mut Random) -> Self {
-        let retry = Retry::exponential(random.ms(0..200), Duration::from_millis(400))
-            .max_attempts(random.within(2..5) as u32);
+        let retry = Retry::exponential(random.ms(0..200), Duration::from_millis(400));
+        let max_attempts = random.within(2..5) as u32;
+        let retry = retry.max_attempts(max_attempts);
         let engine = Config {
             guarantee: Guarantee::AtLeastOnce,
             crash_limit: None,
@@ -122,6 +132,11 @@ impl Setup {
             pauses: false,
             forbids: false,
             deletes: false,
+            outages: false,
+            delays: Vec::new(),
+            longest_probe_pause: Duration::ZERO,
+            max_attempts,
+            retries_for: None,
             ready: random.pick(&[0, 500, 950]),
             hangs: random.pick(&[0, 0, 5, 20]),
             chaos: random.pick(&[0, 10, 40, 100]),
@@ -144,6 +159,32 @@ impl Setup {
         self.pauses = more.chance(250);
         self.forbids = more.chance(250);
         self.deletes = more.chance(250);
+    }
+
+    fn add_from_outside(&mut self, outside: &mut Random) {
+        if outside.chance(500) {
+            self.outages = true;
+            let (first, longest) = (outside.ms(1..100), outside.ms(100..1_000));
+            let breaker = crate::OutageBreaker::new()
+                .window(outside.ms(100..5_000))
+                .min_attempts(outside.within(1..8) as u32)
+                .ratio(outside.pick(&[0.1, 0.5, 1.0]))
+                .probe_pauses(first, longest)
+                .record_waits(outside.ms(1..100), outside.ms(100..1_000));
+            self.engine.breaker = outside.chance(900).then_some(breaker);
+            self.longest_probe_pause = longest;
+            if outside.chance(500) {
+                let limit = outside.ms(50..2_000);
+                let retry = Retry::clone(&self.engine.retry);
+                self.engine.retry = retry.max_elapsed(limit).into();
+                self.retries_for = Some(limit);
+            }
+        }
+        // A delay would begin behind the commit there.
+        if outside.chance(400) && !self.at_most_once() {
+            let delay = |_| outside.chance(600).then(|| outside.ms(1..3_000));
+            self.delays = (0..self.partitions).map(delay).collect();
+        }
     }
 
     pub(super) fn at_most_once(&self) -> bool {
@@ -176,6 +217,8 @@ struct World {
     random: Random,
     /// For what is not in every world.
     more: Random,
+    /// For what comes from outside of Kafka and the group.
+    outside: Random,
     now: Instant,
     kafka: Kafka,
     members: Vec<Member>,
@@ -190,10 +233,14 @@ impl World {
     fn new(seed: u64, trouble: Trouble) -> Self {
         let mut random = Random::new(seed);
         let mut more = Random::new(!seed);
+        let mut outside = Random::new(seed.rotate_left(32));
         let mut setup = Setup::new(&mut random);
         // Some stay as plain as they were.
         if trouble == Trouble::BySeed && more.chance(800) {
             setup.add(&mut more);
+        }
+        if trouble == Trouble::BySeed {
+            setup.add_from_outside(&mut outside);
         }
         let now = Instant::now();
         let mut world = Self {
@@ -201,6 +248,7 @@ impl World {
             setup,
             random,
             more,
+            outside,
             now,
             members: Vec::new(),
             processes: 0,
@@ -217,8 +265,14 @@ impl World {
     }
 
     fn produce(&mut self, partition: usize) {
-        self.kafka
-            .produce(partition, &self.setup, &mut self.random, &mut self.more);
+        let Self {
+            setup,
+            random,
+            more,
+            outside,
+            ..
+        } = self;
+        self.kafka.produce(partition, setup, random, more, outside);
     }
 
     fn start(&mut self) {
@@ -446,6 +500,9 @@ impl World {
             if self.more.chance(self.setup.chaos) {
                 self.something_else_happens();
             }
+            if self.setup.outages && self.outside.chance(self.setup.chaos.max(20)) {
+                self.kafka.goes_down(self.outside.ms(1..3_000));
+            }
             self.step(time);
         }
     }
@@ -453,6 +510,7 @@ impl World {
     /// Nothing goes wrong any more: all work comes to its end, and all is committed.
     fn calms_down(&mut self) {
         self.kafka.calm = true;
+        self.kafka.dependency_down_until = self.now;
         for member in &mut self.members {
             member.unhang(self.now);
             member.resume();
