@@ -199,6 +199,129 @@ async fn while_the_dead_letter_topic_is_missing_its_records_stay_uncommitted_and
     assert_eq!(cluster.read_all(&letters).len(), 1);
 }
 
+// D5: a topic that is there and refuses for a minute, six times as fast.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_dead_letter_topic_refuses_healthy_records_go_on_and_each_letter_comes_once_when_it_does_not()
+ {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("refused", 2, &[]), unique("group"));
+    // A compacted topic takes no record without a key.
+    let letters = cluster.create_topic("letters", 1, &[("cleanup.policy", "compact")]);
+    let handled: Seen = Seen::default();
+    let seen = handled.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        if message.payload().ends_with('7') {
+            return Err(permanent("poison"));
+        }
+        seen.note(message.offset());
+        Ok(())
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered)
+        .dead_letter(DeadLetter::topic(&letters));
+    let run = Running::start(builder, handler);
+    let numbered = |from: usize| (from..from + 20).map(|n| Record::value(n.to_string()));
+    let mut shown = 0;
+    for round in 0..10 {
+        cluster.produce(&topic, numbered(20 * round));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let stalled = run.handle.status().await.unwrap().stalled_dead_letters;
+        shown = shown.max(stalled.iter().map(|it| it.records).sum());
+    }
+    assert_eq!(shown, 20, "it shows how many wait");
+    assert_eq!(handled.len(), 180, "the others do not");
+    assert!(cluster.read_all(&letters).is_empty());
+    let open = committed(&cluster, &group, &topic).iter().sum::<i64>();
+    assert!(open < 200, "{open} are committed");
+
+    cluster.set_topic(&letters, "cleanup.policy", "delete");
+    all_committed(&cluster, &group, &topic);
+    let report = run.stop().await;
+    assert_eq!((report.handled, report.dead_lettered), (180, 20));
+    let mut values: Vec<_> = cluster
+        .read_all(&letters)
+        .iter()
+        .map(|it| it.text().to_owned())
+        .collect();
+    values.sort_unstable();
+    values.dedup();
+    assert_eq!(
+        (values.len(), cluster.end_offsets(&letters)),
+        (20, vec![20])
+    );
+}
+
+// D1
+#[tokio::test(flavor = "multi_thread")]
+async fn two_records_of_a_partition_that_fail_at_once_are_both_tried_again_and_neither_is_lost() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("twice", 1, &[]), unique("group"));
+    cluster.produce(&topic, (0..10).map(|n| Record::value(n.to_string())));
+    let calls: Seen<(i64, u32)> = Seen::default();
+    let seen = calls.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        seen.note((message.offset(), message.attempt()));
+        match (message.offset(), message.attempt()) {
+            (3 | 7, 1 | 2) => Err("not yet".into()),
+            _ => Ok(()),
+        }
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered)
+        .retry(Retry::fixed(millis(50)).max_attempts(3));
+    let run = Running::start(builder, handler);
+    all_committed(&cluster, &group, &topic);
+    let report = run.stop().await;
+    assert_eq!((report.handled, report.retried), (10, 4));
+    let mut calls = calls.all();
+    calls.sort_unstable();
+    let twice = |offset| [(offset, 1), (offset, 2), (offset, 3)];
+    assert_eq!(calls.len(), 14, "{calls:?}");
+    for offset in [3, 7] {
+        assert!(
+            twice(offset).iter().all(|call| calls.contains(call)),
+            "{calls:?}"
+        );
+    }
+}
+
+// D11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_that_waits_longer_than_the_poll_interval_costs_no_membership_and_holds_up_nobody()
+{
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("patient", 1, &[]), unique("group"));
+    let of = |key: &str, value: &str| Record::value(value).key(key);
+    cluster.produce(&topic, [of("a", "fails once"), of("b", "fine")]);
+    let calls: Seen<(String, u32)> = Seen::default();
+    let seen = calls.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        seen.note((message.payload().to_string(), message.attempt()));
+        match (&**message.payload(), message.attempt()) {
+            ("fails once", 1) => Err("not yet".into()),
+            _ => Ok(()),
+        }
+    };
+    let changes = common::Changes::default();
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .rebalance_listener(changes.clone())
+        .property("max.poll.interval.ms", "6000")
+        .retry(Retry::fixed(Duration::from_secs(8)).max_attempts(2));
+    let run = Running::start(builder, handler);
+    until("the other key", || calls.len() == 2).await;
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    cluster.produce(&topic, [of("b", "fine too")]);
+    until("it as well", || calls.len() >= 3).await;
+    assert_eq!(calls.all()[2], ("fine too".into(), 1), "before the retry");
+    all_committed(&cluster, &group, &topic);
+    assert_eq!(changes.count(), 1, "it kept its partition");
+    assert_eq!(calls.all()[3], ("fails once".into(), 2));
+    run.stop().await;
+}
+
 // D6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_that_is_too_large_loses_its_diagnostics_first_and_blocks_visibly_after_that() {

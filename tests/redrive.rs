@@ -189,6 +189,11 @@ async fn what_always_fails_comes_back_until_it_is_parked_and_what_recovers_is_ha
     assert_eq!(report.redriven, BTreeMap::from([(world.topic.clone(), 8)]));
     assert_eq!(report.parked, BTreeMap::from([(ParkReason::Exhausted, 1)]));
     assert_eq!(report.waiting, 0);
+    all_committed(
+        &world.cluster,
+        &format!("{}.redriver", world.letters),
+        &world.letters,
+    );
     let billed = bills.stop().await;
     assert_eq!((billed.handled, billed.dead_lettered), (2, 9));
     let shipped = ships.stop().await;
@@ -238,6 +243,18 @@ async fn what_always_fails_comes_back_until_it_is_parked_and_what_recovers_is_ha
     assert_eq!(parked.header(names::RETRY_COUNT), Some("5"));
     assert_eq!(parked.header(names::PARK_REASON), Some("exhausted"));
     assert_eq!(parked.header(names::MESSAGE_ID), Some(&*first("never")));
+    let origin = [
+        names::ORIGINAL_TOPIC,
+        names::ORIGINAL_PARTITION,
+        names::ORIGINAL_OFFSET,
+        names::ORIGINAL_TIMESTAMP,
+    ]
+    .map(|name| parked.header(name).unwrap());
+    assert_eq!(
+        origin.join("/"),
+        first("never"),
+        "where it was first, after all trips"
+    );
     assert_eq!(
         parked.header(names::ERROR_MESSAGE),
         Some("no, for the 5th time")
@@ -916,19 +933,31 @@ async fn redriver_process() {
     };
     let topic = env::var("REDRIVE_TOPIC").unwrap();
     let cluster = cluster().unwrap();
-    let builder = redriver(&cluster, &letters).allow(topic).rate_limit(2_000);
+    let rate = env::var("REDRIVE_RATE").unwrap();
+    let mut builder = redriver(&cluster, &letters)
+        .allow(topic)
+        .rate_limit(rate.parse().unwrap());
+    // Whoever has the name of one that was killed takes its place at once.
+    if let Ok(name) = env::var("REDRIVE_INSTANCE") {
+        builder = builder.property("group.instance.id", name);
+    }
     builder.once().build().unwrap().run().await.unwrap();
 }
 
 fn start_process(world: &World) -> Child {
-    Command::new(env::current_exe().unwrap())
+    process(world).spawn().unwrap()
+}
+
+fn process(world: &World) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
         .args(["redriver_process", "--exact", "--ignored"])
         .env("REDRIVE_LETTERS", &world.letters)
         .env("REDRIVE_TOPIC", &world.topic)
+        .env("REDRIVE_RATE", "2000")
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::null());
+    command
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -973,6 +1002,77 @@ async fn a_redriver_that_is_killed_loses_nothing_and_repeats_keep_their_message_
     // A death repeats what was sent and not committed: at 2,000 a second and a commit every 200 ms some hundreds.
     assert!(repeats <= 3 * 2_000, "{repeats} repeats");
     println!("{repeats} repeats after {deaths} deaths");
+}
+
+// At any moment: while it starts, joins, reads, sends, parks, commits, and ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redriver_that_is_killed_again_and_again_at_any_moment_loses_nothing() {
+    let Some(cluster) = cluster() else { return };
+    let world = World::new(cluster, 2);
+    let letters = 3_000;
+    let records = (0..letters).map(|n| {
+        let letter = world.letter(&n.to_string()).key(n.to_string());
+        match n % 10 {
+            9 => letter.header(names::RETRY_COUNT, "5"),
+            _ => letter,
+        }
+    });
+    world.cluster.produce(&world.letters, records);
+    let seed = now() as u64;
+    println!("killed by the dice of {seed}");
+    let mut dice = seed;
+    let mut kills = 0;
+    let began = Instant::now();
+    loop {
+        let mut process = process(&world)
+            .env("REDRIVE_INSTANCE", &world.letters)
+            .env("REDRIVE_RATE", "400")
+            .spawn()
+            .unwrap();
+        dice = dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        // The last one may go to the end.
+        let spared = kills >= 12 || began.elapsed() > Duration::from_secs(25);
+        let lives = match spared {
+            true => 2 * PATIENCE,
+            false => millis((dice >> 33) % 1_200),
+        };
+        let started = Instant::now();
+        let ended = loop {
+            if let Some(status) = process.try_wait().unwrap() {
+                break Some(status);
+            }
+            if started.elapsed() >= lives {
+                break None;
+            }
+            tokio::time::sleep(millis(5)).await;
+        };
+        if let Some(status) = ended {
+            assert!(status.success(), "{status}");
+            break;
+        }
+        assert!(!spared, "the last one goes to the end");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        kills += 1;
+    }
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    for topic in [&world.topic, &world.parked] {
+        for record in world.cluster.read_all(topic) {
+            let number: usize = record.text().parse().unwrap();
+            assert_eq!(*topic == world.parked, number % 10 == 9);
+            let id = record.header(names::MESSAGE_ID).unwrap();
+            assert_eq!(id, format!("id of {number}"));
+            *times.entry(id.to_owned()).or_default() += 1;
+        }
+    }
+    assert_eq!(times.len(), letters, "nothing is lost");
+    println!(
+        "{} repeats after {kills} kills",
+        times.values().sum::<usize>() - letters
+    );
+    assert!(kills >= 4, "{kills} kills");
 }
 
 #[tokio::test(flavor = "multi_thread")]

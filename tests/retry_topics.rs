@@ -12,8 +12,8 @@ use std::{
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
-    BuildError, Builder, DeadLetter, Guarantee, HandlerResult, HoldKey, Message, Ordering, Retry,
-    RetryTopics, Routes, StartPolicy, Text, header_names, permanent,
+    BuildError, Builder, DeadLetter, Event, Guarantee, HandlerResult, HoldKey, Message, Ordering,
+    RecordState, Retry, RetryTopics, Routes, StartPolicy, Text, header_names, permanent,
 };
 use reliable_consumer_testing::{Cluster, Record, StoredRecord, cluster, eventually, unique};
 
@@ -735,9 +735,10 @@ async fn later_records_of_a_key_follow_a_dead_letter_until_all_have_come_back() 
 async fn later_records_of_a_key_wait_for_a_dead_letter_to_come_back_or_for_a_word() {
     let Some(cluster) = cluster() else { return };
     let world = World::new(cluster, &[]);
-    let builder = holding(&world, HoldKey::Wait);
+    let builder = holding(&world, HoldKey::Wait).stuck_after(millis(1_200));
     let seen: Seen<String> = Seen::default();
     let run = Running::start(builder, refusing_bad(&seen));
+    let mut events = run.handle.events().unwrap();
     world.cluster.produce(
         &world.topic,
         [
@@ -752,6 +753,19 @@ async fn later_records_of_a_key_wait_for_a_dead_letter_to_come_back_or_for_a_wor
     until("c to be handled", || seen.len() == 1).await;
     tokio::time::sleep(millis(1_500)).await;
     assert_eq!(seen.all(), ["c 5"]);
+    let stuck = async {
+        loop {
+            if let Some(Event::Stuck(stuck)) = events.next().await {
+                return stuck;
+            }
+        }
+    };
+    let stuck = tokio::time::timeout(PATIENCE, stuck).await.unwrap();
+    assert_eq!(
+        (stuck.offset, stuck.state),
+        (1, RecordState::KeyHeld),
+        "not that it lacks a handler: {stuck:?}"
+    );
     let committed = committed(&world.cluster, &world.group, &world.topic);
     assert_eq!(committed[0], 1, "what waits is not committed");
 
@@ -772,7 +786,8 @@ async fn later_records_of_a_key_wait_for_a_dead_letter_to_come_back_or_for_a_wor
     until("b to be handled", || seen.len() == 4).await;
     assert_eq!(seen.all()[3], "b 4");
     all_committed(&world.cluster, &world.group, &world.topic);
-    run.stop().await;
+    let report = run.stop().await;
+    assert_eq!(report.postponed, 2, "each once, for however long it waited");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ use std::{
 use common::{Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
     Builder, ConsumerHandle, DeadLetter, DeadLetterSpool, Event, HandlerResult, Message, Ordering,
-    Record as Raw, RunErrorKind, Unavailable, header_names, permanent,
+    Record as Raw, Retry, RetryTopics, RunErrorKind, Unavailable, header_names, permanent,
 };
 use reliable_consumer_testing::{Cluster, Record, cluster, unique};
 
@@ -325,6 +325,41 @@ async fn when_the_directory_cannot_be_used_records_wait_visibly() {
     all_committed(&cluster, &topic, &topic);
     assert_eq!(spool(&handle).await.letters, 3);
     run.stop().await;
+}
+
+// D5
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_on_its_way_to_a_missing_retry_topic_waits_in_the_spool_and_is_handled_in_the_end()
+{
+    let Some(cluster) = cluster() else { return };
+    let (topic, letters) = (cluster.create_topic("orders", 1, &[]), unique("letters"));
+    let folder = Folder::new();
+    let tiers = RetryTopics::new([millis(100)]);
+    let tier = tiers.topics_of(&topic).next().unwrap();
+    let handler = async |message: &Message<Raw>| -> HandlerResult {
+        match message.attempt() {
+            1 => Err("not yet".into()),
+            _ => Ok(()),
+        }
+    };
+    let builder = spooling(&cluster, &topic, &letters, &folder.0, 1 << 20)
+        .ordering(Ordering::Unordered)
+        .retry(Retry::none())
+        .retry_topics(tiers)
+        .property("topic.metadata.refresh.interval.ms", "1000");
+    let run = Running::start(builder, handler);
+    cluster.produce(&topic, numbered(0..20));
+    spool_until(&run.handle, "they are spooled", |it| it.letters == 20).await;
+    all_committed(&cluster, &topic, &topic);
+    assert_eq!(run.handle.status().await.unwrap().stalled_dead_letters, []);
+    cluster.create_topic_named(&tier, 1, &[]);
+    spool_until(&run.handle, "they are sent", |it| it.letters == 0).await;
+    all_committed(&cluster, &topic, &tier);
+    let report = run.stop().await;
+    assert_eq!(
+        (report.moved_to_retry, report.handled, report.dead_lettered),
+        (20, 20, 0)
+    );
 }
 
 // D6, P5

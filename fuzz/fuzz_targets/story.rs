@@ -36,22 +36,25 @@ static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 
 fuzz_target!(|input: &[u8]| {
+    // One dialect a run: all of them would take seven times as long, and most of an input is of no use to most.
+    let Some((which, input)) = input.split_first() else {
+        return;
+    };
+    let dialect = Dialect::ALL[usize::from(*which) % Dialect::ALL.len()];
     let written = parse(input);
     let first = record("orders.dlq", 7, &written);
     check(&first);
 
-    for dialect in Dialect::ALL {
-        let letter = dead_letter_headers(&first, "no such customer", dialect);
-        let second = record("orders.dlq", 8, &letter);
-        let story = check(&second).expect("a dead letter of ours tells what became of it");
-        assert_eq!(story.dialect, Dialect::Own);
-        assert_eq!(story.error.message, Some("no such customer"));
-        assert_eq!(story.message_id(), Some(message_id(&first)));
-        assert_eq!(
-            dead_letter_headers(&second, "no such customer", dialect),
-            letter
-        );
-    }
+    let letter = dead_letter_headers(&first, "no such customer", dialect);
+    let second = record("orders.dlq", 8, &letter);
+    let story = check(&second).expect("a dead letter of ours tells what became of it");
+    assert_eq!(story.dialect, Dialect::Own);
+    assert_eq!(story.error.message, Some("no such customer"));
+    assert_eq!(story.message_id(), Some(message_id(&letter)));
+    assert_eq!(
+        dead_letter_headers(&second, "no such customer", dialect),
+        letter
+    );
 });
 
 fn check(record: &Record) -> Option<Story<'_>> {
@@ -74,10 +77,8 @@ fn check(record: &Record) -> Option<Story<'_>> {
     Some(story)
 }
 
-fn message_id(record: &Record) -> String {
-    // A letter has the id that the record's handler saw.
-    let headers = dead_letter_headers(record, "", Dialect::Own);
-    let id = headers.iter().rfind(|(name, _)| name == b"messageId");
+fn message_id(letter: &[Owned]) -> String {
+    let id = letter.iter().rfind(|(name, _)| name == b"messageId");
     let id = id.and_then(|(_, value)| value.clone());
     String::from_utf8(id.expect("a letter has an id")).expect("an id is UTF-8")
 }

@@ -295,7 +295,7 @@ pub struct Report {
     /// Failed attempts that were followed by another one.
     pub retried: u64,
     /// Attempts that ended with [`postpone`](crate::postpone): the record came again, and nothing counted against it. Also,
-    /// once a second, a record that waited for its key to be [released](crate::HoldKey::Wait); and each look at one whose
+    /// once each, records that waited for their key to be [released](crate::HoldKey::Wait); and each look at one whose
     /// message is in progress elsewhere, by the [idempotency store](crate::Builder::idempotency).
     pub postponed: u64,
     /// Attempts that met an [`outage`](crate::outage), that of an idempotency store included: the record came again, and

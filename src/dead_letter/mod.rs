@@ -120,6 +120,9 @@ impl DeadLetter {
 }
 
 /// What becomes of dead letters while their topic cannot be written. None is ever dropped.
+///
+/// It holds as well for records on their way to a [retry topic](crate::RetryTopics) that cannot be written: they wait, end
+/// the run, or lie in the spool until they can be moved there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unavailable {

@@ -162,6 +162,8 @@ pub(crate) enum AfterFailure {
     /// Nothing speaks against this record, its time has not come: again after this long, as if this attempt and this
     /// time had not been.
     Postpone(Duration),
+    /// The same, for a record that waits for others of its key to come back, each time that it is looked at.
+    Hold(Duration),
     /// What the handler depends on is down: again when that is worth trying, as if this attempt and this time had not
     /// been.
     Outage,
@@ -813,7 +815,9 @@ impl<R, C> Engine<R, C> {
         let evidence = match then {
             AfterFailure::Outage => Evidence::Down,
             AfterFailure::Retry(_) | AfterFailure::RetryAfter(..) => Evidence::Answered,
-            AfterFailure::Postpone(_) | AfterFailure::GiveUp => Evidence::Nothing,
+            AfterFailure::Postpone(_) | AfterFailure::Hold(_) | AfterFailure::GiveUp => {
+                Evidence::Nothing
+            }
         };
         let clock = self.breaker.clock(self.now);
         let held = self.breaker.holds();
@@ -829,6 +833,11 @@ impl<R, C> Engine<R, C> {
             AfterFailure::Postpone(wait) => {
                 partition.postponed(job.seq, self.clock);
                 partition.counts.postponed += 1;
+                Err(wait)
+            }
+            AfterFailure::Hold(wait) => {
+                let first = partition.held_by_its_key(job.seq, clock, self.clock);
+                partition.counts.postponed += u64::from(first);
                 Err(wait)
             }
             AfterFailure::Outage => {

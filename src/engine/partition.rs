@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    mem,
     time::{Duration, Instant},
 };
 
@@ -73,6 +74,8 @@ pub enum RecordState {
     Running,
     /// Its next attempt.
     Retrying,
+    /// Records of its key that were set aside, under [`HoldKey::Wait`](crate::HoldKey::Wait).
+    KeyHeld,
     /// The acknowledgement of its dead letter.
     DeadLettering,
 }
@@ -156,6 +159,8 @@ struct Failing {
     outages: u32,
     /// What passes from `resumed` until it is due again does not count.
     postponed: bool,
+    /// It waits for its key.
+    held: bool,
 }
 
 impl Failing {
@@ -168,6 +173,7 @@ impl Failing {
             given_up: false,
             outages: 0,
             postponed: false,
+            held: false,
         }
     }
 }
@@ -459,6 +465,7 @@ impl<R> Partition<R> {
         }
         failing.attempts += 1;
         failing.outages = 0;
+        failing.held = false;
         let first = failing.first;
         let at = self.slot(seq);
         self.slots[at].since = clock;
@@ -472,6 +479,13 @@ impl<R> Partition<R> {
         }
         let at = self.slot(seq);
         self.slots[at].since = clock;
+    }
+
+    /// It waits for its key; returns whether that is new.
+    pub(crate) fn held_by_its_key(&mut self, seq: u64, now: Instant, clock: u32) -> bool {
+        let first = !mem::replace(&mut self.failing(seq, now).held, true);
+        self.postponed(seq, clock);
+        first
     }
 
     /// The record is not going to be run again.
@@ -488,6 +502,7 @@ impl<R> Partition<R> {
     pub(crate) fn met_outage(&mut self, seq: u64, now: Instant, clock: u32) -> u32 {
         let failing = self.failing(seq, now);
         failing.outages = failing.outages.saturating_add(1);
+        failing.held = false;
         let outages = failing.outages;
         self.postponed(seq, clock);
         outages
@@ -499,7 +514,7 @@ impl<R> Partition<R> {
         let Some(failing) = self.failing.get_mut(&seq) else {
             return;
         };
-        if std::mem::take(&mut failing.postponed) {
+        if mem::take(&mut failing.postponed) {
             failing.first += now.saturating_duration_since(failing.resumed);
             self.slots[at].since = clock;
         }
@@ -728,7 +743,10 @@ impl<R> Partition<R> {
                 state == RecordState::Running
             }),
             oldest_waiting: self.oldest(self.window.passed(), now, clock, |state| {
-                matches!(state, RecordState::Queued | RecordState::Retrying)
+                matches!(
+                    state,
+                    RecordState::Queued | RecordState::Retrying | RecordState::KeyHeld
+                )
             }),
             suspects: self.suspects.count(),
             draining: self.state == State::Draining,
@@ -773,6 +791,7 @@ impl<R> Partition<R> {
         match self.failing.get(&seq) {
             None => RecordState::Queued,
             Some(failing) if failing.given_up => RecordState::DeadLettering,
+            Some(failing) if failing.held => RecordState::KeyHeld,
             Some(_) => RecordState::Retrying,
         }
     }

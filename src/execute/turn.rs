@@ -226,7 +226,7 @@ pub(super) fn judge(
                 }
                 Ruling::Wait => {
                     let kind = FailureKind::AttemptsExhausted;
-                    (kind, AfterFailure::Postpone(HELD), message, None)
+                    (kind, AfterFailure::Hold(HELD), message, None)
                 }
             }
         }

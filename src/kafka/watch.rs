@@ -132,7 +132,7 @@ impl Pump {
                 self.engine
                     .give_up(held.owner, head.seq, Cause::stuck(limit));
             }
-            RecordState::Queued | RecordState::DeadLettering => {}
+            RecordState::Queued | RecordState::KeyHeld | RecordState::DeadLettering => {}
         }
     }
 
@@ -155,7 +155,9 @@ impl Pump {
                     record.age.min(now.saturating_duration_since(since))
                 })
             }
-            RecordState::Retrying if !self.engine.is_going(held.owner) => Duration::ZERO,
+            RecordState::Retrying | RecordState::KeyHeld if !self.engine.is_going(held.owner) => {
+                Duration::ZERO
+            }
             _ => record.age,
         };
         [head, running]
@@ -218,6 +220,9 @@ fn log_stuck(stuck: &StuckRecord) {
             "no handler is free for it: see what the others wait for, and whether one blocks its thread"
         }
         RecordState::Retrying => "it fails again and again: see the errors of its handler",
+        RecordState::KeyHeld => {
+            "a record of its key was set aside: send its dead letter back, or release the key"
+        }
         RecordState::DeadLettering => {
             "its dead letter is not acknowledged: see the dead-letter topic"
         }

@@ -11,7 +11,10 @@ use std::{
 
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
-    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
+    admin::{
+        AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+        TopicReplication,
+    },
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
     error::{KafkaError, KafkaResult},
@@ -263,6 +266,15 @@ impl Cluster {
             result.unwrap_or_else(|(topic, code)| panic!("add partitions to {topic}: {code}"));
         }
         self.wait_in_sync(topic);
+    }
+
+    /// Changes one setting of a topic, and leaves the others to their defaults.
+    pub fn set_topic(&self, topic: &str, setting: &str, value: &str) {
+        let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(setting, value);
+        let changed = block_on(self.admin.alter_configs([&change], &patient()));
+        for changed in changed.unwrap_or_else(|error| panic!("change topic {topic}: {error}")) {
+            changed.unwrap_or_else(|(topic, code)| panic!("change {topic:?}: {code}"));
+        }
     }
 
     pub fn delete_topic(&self, topic: &str) {

@@ -99,6 +99,31 @@ fn a_postponed_record_comes_again_with_nothing_counted_against_it() {
 }
 
 #[test]
+fn a_record_that_waits_for_its_key_is_counted_once_and_told_from_those_without_a_handler() {
+    let mut world = World::new(Ordering::ByKey);
+    let owner = world.assign(0);
+    world.receive(owner, 0, Some(1));
+    for looked in 0..5 {
+        assert_eq!(attempts(&mut world), [(0, 1)], "it is no attempt");
+        world.fail_with(owner, 0, AfterFailure::Hold(SECOND));
+        let head = world.engine.head(owner).expect("it is unfinished");
+        assert_eq!(head.state, RecordState::KeyHeld);
+        assert_eq!(head.age, looked * SECOND, "and it is no younger for it");
+        assert_eq!(head.counts, Duration::ZERO, "nor is it to blame");
+        world.pass(SECOND);
+    }
+    assert_eq!(attempts(&mut world), [(0, 1)]);
+    world.fail(owner, 0);
+    let head = world.engine.head(owner).expect("it is unfinished");
+    assert_eq!(head.state, RecordState::Retrying);
+    world.pass(ms(100));
+    assert_eq!(attempts(&mut world), [(0, 2)]);
+    world.finish_all();
+    let counts = world.status(owner).counts;
+    assert_eq!((counts.postponed, counts.retried), (1, 1));
+}
+
+#[test]
 fn the_time_that_a_record_was_postponed_for_is_no_time_of_failing() {
     let mut world = World::new(Ordering::ByKey);
     let owner = world.partition(0..1);

@@ -610,6 +610,7 @@ impl Member {
                 batch,
             });
         }
+        self.assert_somebody_probes(setup, now);
         self.holds = self.engine.breaker().holds();
         while let Some(given_up) = self.next_given_up(kafka) {
             let GivenUp {
@@ -715,6 +716,29 @@ impl Member {
             );
             self.probes.push((batch.owner, batch.jobs[0].seq, now));
         }
+    }
+
+    /// Neither a probe that hangs nor one that was taken away keeps the breaker from finding out.
+    fn assert_somebody_probes(&self, setup: &Setup, now: Instant) {
+        // Suspect records wait for commits first.
+        let free = setup.engine.crash_limit.is_none()
+            && self.engine.turns_out() < setup.engine.concurrency;
+        let overdue = |at: &Instant| *at + setup.longest_probe_pause <= now;
+        if self.engine.breaker().state() != BreakerState::HalfOpen
+            || !free
+            || !self.probes.iter().all(|(.., at)| overdue(at))
+        {
+            return;
+        }
+        let waits = self.held.iter().flatten().find(|held| {
+            let partition = self.engine.partition(held.owner);
+            self.engine.is_going(held.owner) && partition.is_some_and(|it| it.lanes.is_ready())
+        });
+        assert!(
+            waits.is_none(),
+            "a dependency may be back, and nobody looks, beside {:?}",
+            self.probes
+        );
     }
 
     fn not_started(&mut self, owner: Ownership, jobs: Vec<Job<Record>>) {
