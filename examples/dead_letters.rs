@@ -3,7 +3,8 @@
 //! what became of each, and the topics are counted.
 //!
 //! Without `KAFKA_BROKERS` it runs on librdkafka's mock cluster, in this process: good to see how it goes, and no proof of
-//! durability. It makes its own topics, ends within 30 s, and with 1 if a count is wrong.
+//! durability. The mock does not tell how its topics are set: the redriver asks for 10 s before it sends the first letter
+//! back. It makes its own topics, ends within 30 s, and with 1 if a count is wrong.
 
 mod common;
 

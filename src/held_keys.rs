@@ -369,6 +369,42 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_held_in_its_topic_and_its_partition_and_released_in_its_retry_topics_too() {
+        let (held, now) = (HeldKeys::new(HoldKey::Follow, LASTS), Instant::now());
+        let of = |topic: &str| Message::builder().topic(topic).key("a").record();
+        let topics = ["orders", "orders.retry.10s", "orders.returns", "payments"];
+        for topic in topics {
+            held.set_aside(&of(topic), false, &letters(), true, now);
+        }
+        let later = |topic| Message::builder().topic(topic).key("a").offset(7).record();
+        let holds = || topics.map(|topic| held.ruling(&later(topic), now).is_some());
+        assert_eq!(held.ruling(&later("refunds"), now), None);
+        assert!(held.release("orders", b"a"));
+        assert_eq!(holds(), [false, false, true, true]);
+        held.forget("payments", 1);
+        held.forget("refunds", 0);
+        assert_eq!(holds(), [false, false, true, true]);
+        held.forget("payments", 0);
+        assert_eq!(holds(), [false, false, true, false]);
+    }
+
+    #[test]
+    fn what_is_handled_in_a_retry_topic_is_not_waited_for_in_the_topic() {
+        let (held, now) = (HeldKeys::new(HoldKey::Follow, LASTS), Instant::now());
+        // What was dead-lettered out of a retry topic comes back elsewhere: its hold ends by time.
+        held.set_aside(&record("a", 1), true, &letters(), false, now);
+        assert_eq!(
+            held.ruling(&record("a", 2), now),
+            Some(Ruling::Follow(letters()))
+        );
+        assert!(
+            !held.is_waited_for(&back("a", 1)),
+            "nobody waits where all follow"
+        );
+        assert_eq!(held.ruling(&record("a", 2), now + LASTS), None);
+    }
+
+    #[test]
     fn beyond_the_limit_the_key_that_was_held_first_is_released() {
         let (held, now) = (HeldKeys::new(HoldKey::Wait, LASTS), Instant::now());
         for number in 0..LIMIT as i64 / 2 + 2 {

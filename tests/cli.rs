@@ -572,6 +572,79 @@ fn what_may_not_go_back_is_parked_and_many_letters_need_a_yes() {
     assert_eq!(copies(&cluster, &topic).len(), 102);
 }
 
+#[test]
+fn every_filter_holds_for_what_is_sent_back() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let letters = (0..6).map(|n| {
+        let failed_at = now() - 60_000 * (5 - n as i64);
+        letter(n, "timeout", failed_at).header("originalTopic", &*topic)
+    });
+    cluster.produce(&dlq, letters);
+    let meant = |filter: &str| {
+        let redrive = format!("dlq redrive {dlq} --to {topic} {filter} --dry-run -o json");
+        let report = on(&cluster, &redrive).well().json().remove(0);
+        let meant = report["redriven"][&topic].as_i64().unwrap_or(0);
+        assert_eq!(meant + report["notMeant"].as_i64().unwrap(), 6, "{report}");
+        meant
+    };
+    for (filter, count) in [
+        ("--key k3 --key hex:6b31", 2),
+        ("--key k", 0),
+        ("--header messageId=order-2", 1),
+        ("--header tenant=red", 0),
+        ("--header tenant --header nothing", 0),
+        ("--since 150s", 3),
+        ("--until 150s", 3),
+        ("--since 200s --until 100s", 2),
+        ("--kind permanent", 0),
+    ] {
+        assert_eq!(meant(filter), count, "{filter}");
+    }
+    assert_eq!(meant(&format!("--origin {topic}")), 6);
+    assert_eq!(meant("--origin refunds"), 0);
+}
+
+#[test]
+fn as_a_service_it_sends_back_what_comes_until_it_is_interrupted() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let follow = format!("dlq redrive {dlq} --to {topic} --follow");
+    on(&cluster, &follow).with(3, "topics create-dlq");
+    cluster.create_topic_named(&format!("{dlq}.parked"), 1, &[]);
+    let mut service = program(&follow)
+        .args(["--brokers", cluster.brokers()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for n in 0..2 {
+        let old = letter(n, "timeout", now() - 86_400_000);
+        cluster.produce(&dlq, [old.header("originalTopic", &*topic)]);
+        let back = || cluster.end_offsets(&topic) == [n as i64 + 1];
+        reliable_consumer_testing::eventually("it to be back", common::PATIENCE, back);
+    }
+    assert!(service.try_wait().unwrap().is_none(), "it waits for more");
+    let interrupt = format!("kill -INT {}", service.id());
+    Command::new("sh")
+        .args(["-c", &interrupt])
+        .status()
+        .unwrap();
+    let ended = Ended::from(service.wait_with_output().unwrap()).well();
+    assert!(ended.contains("2  sent back to"), "{}", ended.out);
+    assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [2]);
+}
+
+#[test]
+fn letters_are_not_copied_to_where_they_are() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = six_letters(&cluster);
+    on(&cluster, &format!("dlq park {dlq} 0@1 --parking-lot {dlq}")).with(2, "where they are");
+    assert_eq!(cluster.end_offsets(&dlq)[0], 6);
+}
+
 fn postpones() -> impl Handler<Raw> {
     async |_: &Message<Raw>| -> HandlerResult {
         Err(reliable_consumer::postpone(millis(60_000), "later"))
@@ -732,6 +805,37 @@ async fn the_members_of_a_group_are_listed_with_what_each_has_whatever_its_proto
     }
     let unknown = on(&cluster, "lag no-such-group --members").well();
     assert!(unknown.contains("Nobody is in group"), "{}", unknown.out);
+}
+
+#[test]
+fn lag_tells_what_was_deleted_unread_committed_beyond_the_end_and_never_committed() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("orders", 4, &[]), unique("billing"));
+    let records = |partition| (0..10).map(move |_| Record::value("x").partition(partition));
+    cluster.produce(&topic, (0..4).flat_map(records));
+    cluster.commit(&group, &topic, 0, 2, "");
+    cluster.delete_records(&topic, 0, 5);
+    cluster.commit(&group, &topic, 1, 17, "");
+    cluster.commit(&group, &topic, 2, 4, "");
+    let lag = on(&cluster, &format!("lag {group} --topic {topic} -o json")).well();
+    let lag = lag.json();
+    let states: Vec<_> = lag.iter().map(|it| it["state"].as_str().unwrap()).collect();
+    let expected = [
+        "records deleted unread",
+        "committed beyond the log's end",
+        "behind",
+        "nothing committed",
+    ];
+    assert_eq!(states, expected);
+    assert_eq!(
+        lag[0]["head"]["offset"], 5,
+        "the oldest that is still there"
+    );
+    assert_eq!((&lag[1]["lag"], &lag[2]["lag"]), (&0.into(), &6.into()));
+    assert_eq!(
+        (&lag[3]["lag"], &lag[3]["head"]),
+        (&Value::Null, &Value::Null)
+    );
 }
 
 #[test]

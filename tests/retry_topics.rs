@@ -616,6 +616,14 @@ fn retry_topics_that_cannot_be_kept_apart_or_break_a_promise_are_refused_at_buil
         (
             builder()
                 .ordering(Ordering::ByKey)
+                .guarantee(Guarantee::AtMostOnce)
+                .dead_letter(DeadLetter::topic("dlq"))
+                .hold_key(HoldKey::Follow),
+            "at most once",
+        ),
+        (
+            builder()
+                .ordering(Ordering::ByKey)
                 .hold_key(HoldKey::Follow),
             "call `dead_letter`",
         ),

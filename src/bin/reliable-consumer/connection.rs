@@ -103,7 +103,44 @@ fn read(text: &str) -> Result<Vec<(String, String)>, usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
     use super::*;
+
+    #[test]
+    fn what_stands_nearer_to_the_command_wins() {
+        let path = env::temp_dir().join(format!("nearer-{}.properties", std::process::id()));
+        let lines: String = ["a", "b", "c", "bootstrap.servers"]
+            .map(|name| format!("{name}=file\n"))
+            .concat();
+        fs::write(&path, lines).unwrap();
+        let connection = Connection {
+            brokers: Some("flag".into()),
+            config: Some(path.clone()),
+            property: ["c=option", "bootstrap.servers=option"]
+                .map(|it| Property::from(it.to_owned()))
+                .into(),
+            timeout: Duration::from_secs(1),
+        };
+        let variables = ["B", "C", "BOOTSTRAP_SERVERS"]
+            .map(|name| (format!("{VARIABLES}{name}").into(), "variable".into()));
+        let others = [("HOME".into(), "nowhere".into())];
+        let set = connection.properties(variables.into_iter().chain(others));
+        fs::remove_file(path).unwrap();
+        // As `Cluster::new` does.
+        let last: BTreeMap<_, _> = set.unwrap().into_iter().collect();
+        let last: Vec<_> = last
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let expected = [
+            ("a", "file"),
+            ("b", "variable"),
+            ("bootstrap.servers", "flag"),
+            ("c", "option"),
+        ];
+        assert_eq!(last, expected);
+    }
 
     #[test]
     fn a_file_has_a_property_a_line() {
