@@ -1,8 +1,12 @@
-//! What the examples share: where Kafka is, topics to play with, records in them, and knowing when all is done.
+//! What the examples share: where Kafka is, topics to play with, records in them, knowing when all is done, and dying.
 
 #![allow(dead_code)] // Each example uses a part of it.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
 
 use rdkafka::{
     ClientConfig,
@@ -67,6 +71,25 @@ pub async fn caught_up(handle: ConsumerHandle) {
         };
         if status.is_caught_up() {
             return;
+        }
+    }
+}
+
+/// Ends the process when it has come to a place for the hundredth time.
+pub struct Crash {
+    place: String,
+    times: AtomicU32,
+}
+
+impl Crash {
+    pub fn at(place: String) -> Self {
+        let times = AtomicU32::new(0);
+        Self { place, times }
+    }
+
+    pub fn here(&self, place: &str) {
+        if self.place == place && self.times.fetch_add(1, Relaxed) == 99 {
+            std::process::abort();
         }
     }
 }
