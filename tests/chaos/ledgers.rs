@@ -3,16 +3,18 @@
 use std::{
     env,
     fs::{self, File},
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{self, Child, Command, Stdio},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use reliable_consumer_testing::{eventually, unique};
 
-use crate::{Chaos, Random, SESSION, Trouble, now};
+use crate::{
+    Chaos, SESSION, Trouble,
+    misfortune::{Random, end_with_us, example, heeds_sigterm, now, signal, status},
+};
 
 pub(crate) const FAIL_PERCENT: u32 = 5;
 const LEAST: usize = 2;
@@ -78,7 +80,7 @@ impl Ledgers {
             began: now(),
             lives: Vec::new(),
             longest_exit: Duration::ZERO,
-            program: ledger_program(),
+            program: example("ledger"),
             arguments,
             folder,
             alive: Vec::new(),
@@ -255,55 +257,4 @@ impl Drop for Ledgers {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
-}
-
-/// Should this process be killed, or interrupted, its children still end: also one that is frozen just then.
-///
-/// Process ids are used again: only one that writes this ledger is ours.
-fn end_with_us(child: &Child, ledger: &Path) {
-    let watch = r#"
-        ours() { tr '\0' '\n' </proc/$1/cmdline | grep -qxF "$2"; }
-        (while ours "$@"; do kill -0 $0 || { ours "$@" && kill -KILL $1; }; sleep 1; done) &
-    "#;
-    let started = Command::new("sh")
-        .args(["-c", watch])
-        .args([process::id().to_string(), child.id().to_string()])
-        .arg(ledger)
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    assert!(started.unwrap().success());
-}
-
-/// What the system tells of a process under this name.
-fn status(process: &Child, name: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).ok()?;
-    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(value.trim().to_owned())
-}
-
-fn heeds_sigterm(process: &Child) -> bool {
-    const SIGTERM: u32 = 15;
-    let caught = status(process, "SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
-    caught.is_some_and(|mask| mask >> (SIGTERM - 1) & 1 == 1)
-}
-
-fn signal(process: &Child, signal: &str) {
-    let sent = Command::new("kill")
-        .args([signal, &process.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success(), "kill {signal}");
-}
-
-/// `cargo test` builds examples next to its tests.
-fn ledger_program() -> PathBuf {
-    let test = env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join("examples/ledger");
-    assert!(
-        program.exists(),
-        "build it first: cargo build --example ledger"
-    );
-    program
 }

@@ -8,19 +8,19 @@
 mod check;
 mod commits;
 mod ledgers;
+mod misfortune;
 
 use std::{
-    env,
-    str::FromStr,
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use ledgers::Ledgers;
+use misfortune::{Random, SetOnDrop, now, variable};
 use rdkafka::{
     ClientConfig,
     producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer},
@@ -269,47 +269,5 @@ impl Trouble {
         outages
             .iter()
             .all(|it| it.until.saturating_add(aftermath) < since)
-    }
-}
-
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-fn variable<T: FromStr>(name: &str) -> Option<T> {
-    let text = env::var(name).ok().filter(|text| !text.is_empty())?;
-    let value = text.parse().ok();
-    Some(value.unwrap_or_else(|| panic!("{name}={text} is not understood")))
-}
-
-/// Unix milliseconds.
-fn now() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    since_epoch.unwrap().as_millis() as u64
-}
-
-/// Xorshift: which victim, which misfortune.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        // Small seeds would begin with small numbers, and zero would stay zero.
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
-    fn pause(&mut self, millis: std::ops::Range<u64>) {
-        let millis = millis.start + self.below(millis.end - millis.start);
-        thread::sleep(Duration::from_millis(millis));
     }
 }
