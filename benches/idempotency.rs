@@ -10,22 +10,28 @@
 //! sync what they write. A store is compared with as many plain commands over the same connections: `SET` and `SET`,
 //! pipelined alike, or `INSERT` and `UPDATE`. The inbox is compared with the same transaction without it. The two take turns
 //! within a round, and the ratio is the median of those of the rounds.
+//!
+//! `consumer-redis`, where `KAFKA_BROKERS` names some, is a whole consumer with 64 handlers that take 1 ms, from the first
+//! record to the last, beside one without a store.
 
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use clap::Parser;
-use reliable_consumer::idempotency::{
-    Claim, Id, MemoryStore, MySqlStore, PostgresStore, RedisStore, SqliteStore, Store, Update,
-    inbox::Inbox,
+use reliable_consumer::{
+    Bytes, HandlerResult, Message, ReliableConsumer,
+    idempotency::{
+        Claim, Id, MemoryStore, MySqlStore, PostgresStore, RedisStore, SqliteStore, Store, Update,
+        inbox::Inbox,
+    },
 };
-use reliable_consumer_testing::{ServiceKind, service, unique};
+use reliable_consumer_testing::{Cluster, Record, ServiceKind, cluster, service, unique};
 use sqlx::{
     MySqlPool, PgPool, SqlitePool,
     mysql::MySqlPoolOptions,
@@ -45,7 +51,8 @@ struct Options {
     quick: bool,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these: memory, redis, postgres, mariadb, sqlite, inbox-postgres, inbox-mariadb, inbox-sqlite
+    /// Only these: memory, redis, postgres, mariadb, sqlite, inbox-postgres, inbox-mariadb, inbox-sqlite,
+    /// consumer-redis
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// `cargo bench` says so
@@ -86,15 +93,75 @@ async fn main() {
                 measured.push((subject / plain, subject, plain));
             }
             measured.sort_by(|one, other| one.0.total_cmp(&other.0));
-            let (ratio, subject, plain) = measured[rounds / 2];
-            println!(
-                "{:<16}{concurrency:>12}{subject:>14.0}{plain:>14.0}{ratio:>8.2}   {:.2} to {:.2}",
-                pair.name,
-                measured[0].0,
-                measured[rounds - 1].0
-            );
+            print(pair.name, concurrency, &measured);
         }
     }
+    if wanted(&options.only, "consumer-redis")
+        && let (Some(cluster), Some(redis)) = (cluster(), service(ServiceKind::Redis))
+    {
+        let records = if options.quick { 5_000 } else { 50_000 };
+        let topic = cluster.create_topic("bench", 4, &[]);
+        let all = (0..records).map(|n| Record::value("x").header("messageId", n.to_string()));
+        cluster.produce(&topic, all);
+        let mut measured = Vec::new();
+        for _ in 0..rounds {
+            let plain = consume(&cluster, &topic, records, None).await;
+            let store = RedisStore::connect(redis.url()).expect("the url is well-formed");
+            let subject = consume(&cluster, &topic, records, Some(store)).await;
+            measured.push((subject / plain, subject, plain));
+        }
+        measured.sort_by(|one, other| one.0.total_cmp(&other.0));
+        print("consumer-redis", HANDLERS, &measured);
+    }
+}
+
+/// What was measured, sorted by the ratio.
+fn print(name: &str, concurrency: usize, measured: &[(f64, f64, f64)]) {
+    let (ratio, subject, plain) = measured[measured.len() / 2];
+    println!(
+        "{name:<16}{concurrency:>12}{subject:>14.0}{plain:>14.0}{ratio:>8.2}   {:.2} to {:.2}",
+        measured[0].0,
+        measured[measured.len() - 1].0
+    );
+}
+
+fn wanted(only: &[String], name: &str) -> bool {
+    only.is_empty() || only.iter().any(|it| it == name)
+}
+
+const HANDLERS: usize = 64;
+
+/// Records a second, by a new group, whose ids are new to the store.
+async fn consume(cluster: &Cluster, topic: &str, records: usize, store: Option<RedisStore>) -> f64 {
+    let mut builder = ReliableConsumer::builder()
+        .bootstrap_servers(cluster.brokers())
+        .group_id(unique("bench"))
+        .topic(topic)
+        .concurrency(HANDLERS);
+    if let Some(store) = store {
+        builder = builder.idempotency(store);
+    }
+    let consumer = builder.build().expect("the options are right");
+    let handle = consumer.handle();
+    let handled = Arc::new(AtomicU64::new(0));
+    let (start, count) = (Arc::new(OnceLock::new()), Arc::clone(&handled));
+    let began = Arc::clone(&start);
+    let handler = async move |_: &Message<Bytes>| -> HandlerResult {
+        began.get_or_init(Instant::now);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    let run = tokio::spawn(consumer.run(handler).into_future());
+    while handled.load(Ordering::Relaxed) < records as u64 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let start: &Instant = start.get().expect("some were handled");
+    let took = start.elapsed();
+    handle.shutdown().expect("it runs");
+    let report = run.await.expect("it does not panic").expect("it ends well");
+    assert_eq!(report.handled, records as u64);
+    records as f64 / took.as_secs_f64()
 }
 
 /// Pieces of work a second, by so many at a time for so long.
@@ -147,7 +214,7 @@ fn of_store(store: impl Store) -> Work {
 }
 
 async fn pairs(only: &[String]) -> Vec<Pair> {
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|it| it == name);
+    let wanted = |name: &str| wanted(only, name);
     let mut pairs = Vec::new();
     if wanted("memory") {
         pairs.push(Pair {

@@ -102,9 +102,23 @@ where
     let Some(lease) = store else {
         return answer(driver.handler.handle(&message).await);
     };
-    let handler = async { answer(driver.handler.handle(&message).await) };
-    // Boxed, so that whoever has no store moves no larger futures.
-    Box::pin(once(&lease, seq, message.record(), handler)).await
+    claimed(&driver, &message, &lease, seq).await
+}
+
+/// Boxed, and made out of the attempt's sight, so that whoever has no store moves no larger futures.
+fn claimed<'a, P, H, D>(
+    driver: &'a Driver<P, H, D>,
+    message: &'a Message<P>,
+    lease: &'a Lease,
+    seq: u64,
+) -> Pin<Box<impl Future<Output = Attempted> + use<'a, P, H, D>>>
+where
+    P: Send + Sync + 'static,
+    H: Handler<P>,
+    D: Decoder<P>,
+{
+    let handler = async { answer(driver.handler.handle(message).await) };
+    Box::pin(once(lease, seq, message.record(), handler))
 }
 
 fn answer(result: HandlerResult) -> Attempted {

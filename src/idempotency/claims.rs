@@ -171,20 +171,13 @@ impl Claims {
         self.health.news()
     }
 
-    /// Why the run is to end.
-    pub(crate) fn is_to_stop(&self) -> Option<String> {
+    /// What it is down with, if that is to end the run.
+    pub(crate) fn is_to_stop(&self) -> Option<Down> {
         let Unreachable::Stop { after } = self.settings.unreachable else {
             return None;
         };
-        let down = self.down()?;
-        let for_so_long = down.since.elapsed();
-        (down.refuses || for_so_long >= after).then(|| {
-            format!(
-                "the idempotency store has failed for {} ms: {}",
-                for_so_long.as_millis(),
-                down.error
-            )
-        })
+        self.down()
+            .filter(|down| down.refuses || down.since.elapsed() >= after)
     }
 }
 

@@ -31,11 +31,44 @@
 //! | `SqliteStore` (`sqlite`) | processes of one machine | crashes and restarts of the machine |
 //! | your own | | implement [`Store`]; `contract` (feature `test-kit`) tests it |
 //!
+//! # A store in the consumer
+//!
+//! [`Builder::idempotency`](crate::Builder::idempotency) has the consumer use a store for every record:
+//!
+//! ```
+//! use reliable_consumer::{ReliableConsumer, idempotency::{Idempotency, IdSource, MemoryStore}};
+//!
+//! let builder = ReliableConsumer::builder()
+//!     .idempotency(Idempotency::new(MemoryStore::new(100_000)).id(IdSource::header("payment-id")));
+//! ```
+//!
+//! | | what happens |
+//! |---|---|
+//! | the message is new | it is claimed, the claim is renewed while its handler runs, and the record is finished when the store knows that it is done |
+//! | it has been handled | the record is finished without its handler, and counted in [`Report::duplicates`](crate::Report::duplicates) by where its id was found |
+//! | it is in progress elsewhere | the record is looked at again, from 10 ms to a second later, and when that lease lapses. Its key or partition waits, if there is an [order](crate::Ordering); it takes no place among the handlers, no attempt is counted, and nobody waits for it when its partition is given away |
+//! | the handler fails, panics or is timed out, or is dropped at a deadline | the message is free at once: for a retry, a [retry topic](crate::RetryTopics), and a redrive. An id is the same on all of these ways |
+//! | the store cannot be told that it is done | that is tried until the lease lapses, or the partition has to be given away. Then the record is finished and counted in [`Report::possible_repeats`](crate::Report::possible_repeats): its repeat, if one comes, is handled |
+//! | the store does not answer, or refuses | [`Unreachable`] decides; it is told by events, in the log and in [`Status::idempotency`](crate::Status::idempotency). A call that takes longer than half of the lease has no answer |
+//! | the id is that of a message with other content | with [`Idempotency::fingerprint`], the record is dead-lettered as [`IdConflict`](crate::FailureKind::IdConflict) |
+//!
+//! Records that a [filter](crate::Builder::filter) passes over, that cannot be decoded, or that follow or wait for a
+//! [held key](crate::Builder::hold_key) are not claimed. A duplicate of a dead letter that came back releases its key as
+//! the letter itself would. [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce) goes with a store: what waits for it
+//! has been committed, and is lost if the process dies. A record that is given up for its
+//! [`stuck_limit`](crate::Builder::stuck_limit) leaves its message free; while it waits for a store or for another consumer,
+//! no time counts towards that.
+//!
+//! The calls for many records run beside each other, as many as [`concurrency`](crate::Builder::concurrency) allows: a
+//! claim and a completion take the place of their record's handler. So a store that is slow for some ids slows only those
+//! and what is behind them in their order; one that is slow for all bounds the flow to the concurrency divided by twice its
+//! time, and the concurrency may be raised.
+//!
 //! # How a store works
 //!
 //! The id is *claimed* for a lease before the handler runs, *renewed* while it runs, and *completed* afterwards. A second
 //! delivery finds it in progress and waits, or done and is passed over. A handler that failed *releases* it. If the process
-//! dies the lease lapses, and the message is handled again: a crash never suppresses a retry.
+//! dies the lease lapses, and the message is handled again: a crash never suppresses a retry. By hand that is:
 //!
 //! ```
 //! use std::time::Duration;
@@ -62,7 +95,8 @@
 //! **How long a lease.** A message whose consumer died waits for its lease; an effect can overlap with its repeat when a
 //! living consumer could not renew in time. 10 s, renewed every third of it, rides out a failed renewal or two, and is about
 //! what a group takes to notice a death. Make it longer where the store is often away for longer, or processes are
-//! frozen (virtual machines that are moved, long pauses for swapping); the store's clock decides, not the consumer's.
+//! frozen (virtual machines that are moved, long pauses for swapping); the store's clock decides, not the consumer's. A
+//! handler that blocks its thread is not renewed meanwhile.
 //!
 //! **How long to keep ids.** Longer than the longest way on which a repeat can come: the retention of the topic if offsets
 //! may be set back or dead letters sent back late, else the longest outage of a producer that sends again. Seven days, the
@@ -81,7 +115,7 @@
 //! - Take back an e-mail that went out just before the crash: its completion was not written, so it goes out again. Whether
 //!   it is sent twice or perhaps never is a choice, and the choice here is twice.
 //! - Stop a handler that was cancelled or timed out, but whose commit, or request, was on its way to somebody else already.
-//!   It may have its effect after the retry had its own. The inbox does not mind: one of the two transactions finds the
+//!   It may have its effect after the retry had its own: its message is released when it is dropped. The inbox does not mind: one of the two transactions finds the
 //!   marker of the other.
 //! - Fence off an effect: a process that was frozen for longer than its lease goes on where it was, beside whoever has
 //!   claimed the message since. It learns that its token is stale only when it completes.

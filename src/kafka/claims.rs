@@ -24,9 +24,15 @@ impl Pump {
             }
             None => {}
         }
-        if let Some(message) = claims.is_to_stop()
+        if let Some(down) = claims.is_to_stop()
             && !self.is_stopping()
         {
+            let message = format!(
+                "group `{group}` cannot use its idempotency store, for {} ms by now; the records that wait for it are \
+                 uncommitted, start again when it answers: {}",
+                down.since.elapsed().as_millis(),
+                down.error
+            );
             self.fail(RunErrorKind::IdempotencyStoreUnavailable, message);
         }
     }

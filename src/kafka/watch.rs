@@ -217,7 +217,8 @@ fn log_stuck(stuck: &StuckRecord) {
     let advice = match stuck.state {
         RecordState::Running => "see what its handler waits for",
         RecordState::Queued => {
-            "no handler is free for it: see what the others wait for, and whether one blocks its thread"
+            "no handler is free for it, or it is postponed again and again: see what the others wait for, whether one \
+             blocks its thread, and why it is postponed"
         }
         RecordState::Retrying => "it fails again and again: see the errors of its handler",
         RecordState::KeyHeld => {

@@ -413,24 +413,26 @@ async fn the_run_is_to_stop_when_the_store_was_away_for_as_long_as_allowed_or_re
     let process = Process::new(|it| it.on_unreachable(Unreachable::Stop { after }));
     process.store.claims_fail.store(true, Ordering::SeqCst);
     process.handle(&record("1", "")).await;
-    assert_eq!(process.claims().is_to_stop(), None);
+    assert!(process.claims().is_to_stop().is_none());
     sleep(after).await;
     assert!(
         process
             .claims()
             .is_to_stop()
-            .is_some_and(|it| it.contains("switched off"))
+            .is_some_and(|it| it.error.contains("switched off"))
     );
     process.store.claims_fail.store(false, Ordering::SeqCst);
     process.handle(&record("1", "")).await;
-    assert_eq!(process.claims().is_to_stop(), None);
+    assert!(process.claims().is_to_stop().is_none());
+    let after = Duration::from_secs(3_600);
+    let process = Process::new(|it| it.on_unreachable(Unreachable::Stop { after }));
     process.store.refuses.store(true, Ordering::SeqCst);
     process.handle(&record("2", "")).await;
     assert!(
         process
             .claims()
             .is_to_stop()
-            .is_some_and(|it| it.contains("no such table"))
+            .is_some_and(|it| it.error.contains("no such table"))
     );
 }
 
