@@ -1,4 +1,5 @@
-//! What an operator asks of a cluster beside that: how large it is, who is in a group; and copies of records.
+//! What an operator asks of a cluster beside that: how large it is, who is in a group; copies of records; and putting a
+//! group somewhere.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -6,7 +7,7 @@ use rdkafka::{consumer::Consumer as _, error::KafkaError, types::RDKafkaErrorCod
 
 use super::{
     cluster::{Cluster, InspectError, PREFETCH, Patience},
-    ffi::{Answer, Member, Question, RawHeader},
+    ffi::{Answer, CommitEntry, Member, Question, RawHeader},
     producer::{AckedProducer, Outgoing},
     properties::{Properties, consumer_config, producer_config},
 };
@@ -85,6 +86,21 @@ impl Cluster {
             .collect();
         topics.sort_unstable();
         Ok(topics)
+    }
+
+    /// Puts the group at this offset of a partition, whatever stood there.
+    ///
+    /// # Errors
+    ///
+    /// [`InspectError::GroupAtWork`] if the group has members.
+    pub fn stand_at(&self, topic: &str, partition: i32, offset: i64) -> Result<(), InspectError> {
+        self.commit(CommitEntry {
+            topic,
+            partition,
+            offset,
+            leader_epoch: None,
+            metadata: None,
+        })
     }
 
     /// What sends copies, each until the brokers have it.

@@ -191,7 +191,7 @@ impl Cluster {
         })
     }
 
-    fn commit(&self, entry: CommitEntry<'_>) -> Result<(), InspectError> {
+    pub(super) fn commit(&self, entry: CommitEntry<'_>) -> Result<(), InspectError> {
         let what = format!(
             "committing {}/{} for group `{}`",
             entry.topic, entry.partition, self.group

@@ -1,4 +1,5 @@
-//! Redis, PostgreSQL and MariaDB for tests: found through the environment, or started from the system's packages.
+//! Redis, PostgreSQL, MariaDB and OpenSearch for tests: found through the environment, or started from the system's
+//! packages, OpenSearch by `scripts/opensearch`.
 
 use std::{
     env, fs,
@@ -17,6 +18,8 @@ use crate::{
     unique,
 };
 
+const OPENSEARCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/opensearch");
+
 /// What can be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceKind {
@@ -24,6 +27,8 @@ pub enum ServiceKind {
     Redis,
     Postgres,
     MariaDb,
+    /// Which answers as Elasticsearch does.
+    OpenSearch,
 }
 
 /// A server on loopback, or the one that the environment names.
@@ -41,13 +46,15 @@ struct Own {
     guard: Option<Child>,
 }
 
-/// The server of this kind that all tests of this process share: the one at `REDIS_URL`, `POSTGRES_URL` or `MYSQL_URL`,
-/// else one of our own.
+/// The server of this kind that all tests of this process share: the one at `REDIS_URL`, `POSTGRES_URL`, `MYSQL_URL` or
+/// `OPENSEARCH_URL`, else one of our own.
 ///
 /// `None`, with a line that says so, where its package is not installed: the test is skipped. With
 /// `RELIABLE_CONSUMER_REQUIRE_SERVICES=1` (`scripts/test` sets it) that is a failure instead.
+///
+/// OpenSearch needs what a cluster of one's own needs, and is started where [`own_cluster`](crate::own_cluster) starts one.
 pub fn service(kind: ServiceKind) -> Option<&'static Service> {
-    static SHARED: [OnceLock<Option<Service>>; 3] = [const { OnceLock::new() }; 3];
+    static SHARED: [OnceLock<Option<Service>>; 4] = [const { OnceLock::new() }; 4];
     let shared = SHARED[kind as usize].get_or_init(|| {
         let url = env::var(kind.variable()).ok().filter(|it| !it.is_empty());
         match url {
@@ -67,7 +74,7 @@ pub fn own_service(kind: ServiceKind) -> Option<Service> {
     if kind.program().is_none() {
         let missing = format!("install {} or set {}", kind.packages(), kind.variable());
         assert!(
-            !is_set("RELIABLE_CONSUMER_REQUIRE_SERVICES"),
+            kind == ServiceKind::OpenSearch || !is_set("RELIABLE_CONSUMER_REQUIRE_SERVICES"),
             "RELIABLE_CONSUMER_REQUIRE_SERVICES=1, but a service is missing: {missing}"
         );
         println!("skipped: {missing}");
@@ -101,7 +108,7 @@ pub fn own_service(kind: ServiceKind) -> Option<Service> {
 }
 
 impl Service {
-    /// Where it is, as the clients take it: `redis://…`, `postgres://…`, `mysql://…`.
+    /// Where it is, as the clients take it: `redis://…`, `postgres://…`, `mysql://…`, `http://…`.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -138,7 +145,7 @@ impl Service {
         own.guard = Some(guard);
         let start = Instant::now();
         while !kind.answers(own.port) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > kind.patience() {
                 let log = fs::read_to_string(own.directory.join("log")).unwrap_or_default();
                 panic!("waited in vain for {kind:?} to answer: {log}");
             }
@@ -178,6 +185,7 @@ impl ServiceKind {
             Self::Redis => "REDIS_URL",
             Self::Postgres => "POSTGRES_URL",
             Self::MariaDb => "MYSQL_URL",
+            Self::OpenSearch => "OPENSEARCH_URL",
         }
     }
 
@@ -186,6 +194,18 @@ impl ServiceKind {
             Self::Redis => "redis-server",
             Self::Postgres => "postgresql",
             Self::MariaDb => "mariadb-server",
+            Self::OpenSearch => {
+                "default-jdk-headless and maven with RELIABLE_CONSUMER_OWN_CLUSTERS=1"
+            }
+        }
+    }
+
+    /// How long it may take to answer.
+    fn patience(self) -> Duration {
+        match self {
+            // A virtual machine that compiles while it begins.
+            Self::OpenSearch => 4 * PATIENCE,
+            _ => PATIENCE,
         }
     }
 
@@ -194,6 +214,9 @@ impl ServiceKind {
             Self::Redis => find("redis-server"),
             Self::Postgres => find("postgres"),
             Self::MariaDb => find("mariadbd").or_else(|| find("mysqld")),
+            Self::OpenSearch => {
+                is_set("RELIABLE_CONSUMER_OWN_CLUSTERS").then(|| PathBuf::from(OPENSEARCH))
+            }
         }
     }
 
@@ -202,6 +225,7 @@ impl ServiceKind {
             Self::Redis => format!("redis://127.0.0.1:{port}/"),
             Self::Postgres => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
             Self::MariaDb => format!("mysql://root@127.0.0.1:{port}/test"),
+            Self::OpenSearch => format!("http://127.0.0.1:{port}"),
         }
     }
 
@@ -212,7 +236,7 @@ impl ServiceKind {
             it.uid() == 0
         });
         match self {
-            Self::Redis => None,
+            Self::Redis | Self::OpenSearch => None,
             Self::Postgres => root.then_some("postgres"),
             Self::MariaDb => root.then_some("mysql"),
         }
@@ -223,7 +247,7 @@ impl ServiceKind {
     fn crash(self) -> &'static str {
         match self {
             Self::Postgres => "QUIT",
-            Self::Redis | Self::MariaDb => "KILL",
+            Self::Redis | Self::MariaDb | Self::OpenSearch => "KILL",
         }
     }
 
@@ -231,6 +255,8 @@ impl ServiceKind {
         let data = directory.join("data");
         let (program, arguments) = match self {
             Self::Redis => return fs::create_dir(data).expect("the directory is ours"),
+            // Once and for all, and not while somebody waits for an answer.
+            Self::OpenSearch => return drop(run(Command::new(OPENSEARCH).arg("download"))),
             Self::Postgres => (
                 "initdb",
                 vec![
@@ -288,6 +314,9 @@ impl ServiceKind {
                 "--max-connections=600".to_owned(),
                 "--innodb-buffer-pool-size=64M".to_owned(),
             ],
+            Self::OpenSearch => {
+                vec!["run".to_owned(), directory.to_string(), port.to_string()]
+            }
         };
         let program = self.program().expect("it was there when it was prepared");
         self.as_user(&program.to_string_lossy(), arguments)
@@ -327,6 +356,15 @@ impl ServiceKind {
                 stream.write_all(b"PING\r\n").is_ok()
                     && stream.read_exact(&mut answer).is_ok()
                     && &answer == b"+PONG"
+            }),
+            Self::OpenSearch => TcpStream::connect(("127.0.0.1", port)).is_ok_and(|mut stream| {
+                let mut answer = [0; 12];
+                let _ = stream.set_read_timeout(Some(PATIENCE));
+                stream
+                    .write_all(b"GET /_cluster/health HTTP/1.0\r\n\r\n")
+                    .is_ok()
+                    && stream.read_exact(&mut answer).is_ok()
+                    && answer.ends_with(b" 200")
             }),
             Self::Postgres => client(
                 "pg_isready",

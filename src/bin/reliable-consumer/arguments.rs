@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
+    elasticsearch::IndexName,
     filter::{HeaderWanted, header_wanted, key_wanted},
     place::Place,
     time::{self, Moment},
@@ -158,10 +159,18 @@ pub enum Dlq {
     Show(Show),
     /// How many letters, by topic, kind, hour, group, and number of redrives
     Stats(Stats),
-    /// Letters as JSON, one a line, complete with key, value and headers
+    /// Letters as JSON, one a line, complete with key, value and headers; or into Elasticsearch, for statistics
     ///
     /// Text is written as {"text": …}, what is not UTF-8 as {"base64": …}. Letters of a partition come in their order.
-    Export(Export),
+    ///
+    /// With --elasticsearch each letter becomes a document whose id is TOPIC:PARTITION:OFFSET, so that a repeat overwrites
+    /// it. All letters are meant, done or not: a failure was one also after its record went back. Up to where all are in
+    /// the index is noted as the committed offsets of a group; the next run goes on there, after a crash too. Where the
+    /// index does not exist, its template is put first, and all is written from the beginning.
+    ///
+    /// A server that is away or has too much to do is waited for. A letter that does not fit the index is named and passed
+    /// over, and the exit code is 5.
+    Export(Box<Export>),
     /// Sends letters back to the topics that their records came from
     ///
     /// Each record goes back with its key, value, headers and `messageId`, and a `retryCount` one higher; one that has been
@@ -298,7 +307,7 @@ pub struct Export {
     pub source: Source,
 
     /// The file that is written, when all is read; standard output without
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "elasticsearch")]
     pub to: Option<PathBuf>,
 
     /// Says how many letters there are, and writes none
@@ -306,7 +315,62 @@ pub struct Export {
     pub dry_run: bool,
 
     #[command(flatten)]
+    pub into: Elasticsearch,
+
+    #[command(flatten)]
     pub which: Which,
+}
+
+/// Where letters become documents, and how.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Into Elasticsearch")]
+pub struct Elasticsearch {
+    /// Address of Elasticsearch 7.8 or later, or of OpenSearch, e.g. https://search:9200
+    // Without a parser: an error would quote it, and people write passwords into addresses.
+    #[arg(long, value_name = "URL")]
+    pub elasticsearch: Option<String>,
+
+    /// The index, or an alias of one; a data stream cannot be overwritten
+    #[arg(long, value_name = "NAME", default_value = "dead-letters")]
+    pub index: IndexName,
+
+    /// A file with a line api-key=…, or with user=… and password=…. Else from the variables ELASTICSEARCH_API_KEY, or
+    /// ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD
+    #[arg(long, value_name = "FILE", requires = "elasticsearch")]
+    pub credentials: Option<PathBuf>,
+
+    /// Certificates, as PEM, of whom to believe who the server is; without, the public authorities
+    #[arg(long, value_name = "FILE", requires = "elasticsearch")]
+    pub ca: Option<PathBuf>,
+
+    /// Goes on until it is stopped
+    #[arg(long, requires = "elasticsearch", conflicts_with = "dry_run")]
+    pub follow: bool,
+
+    /// How long a server, with --follow also brokers, may be away [default: 10m; with --follow as long as it takes]
+    #[arg(long, value_name = "TIME", requires = "elasticsearch", value_parser = time::duration)]
+    pub wait: Option<Duration>,
+
+    /// Headers and value too, cut at 1 and 8 KiB. They are kept in the document, and not searchable
+    #[arg(long, requires = "elasticsearch")]
+    pub payload: bool,
+
+    /// The group whose commits are the position [default: <TOPIC>.export.<INDEX>]. With a filter there is none unless
+    /// it is named here: letters that another filter means would be passed over
+    #[arg(long, value_name = "GROUP", requires = "elasticsearch")]
+    pub group: Option<String>,
+
+    /// Writes all letters again, whatever the position is
+    #[arg(long, requires = "elasticsearch")]
+    pub from_start: bool,
+
+    /// Puts the template also where the index exists. What an index has learnt already stays as it is
+    #[arg(long, requires = "elasticsearch", conflicts_with = "dry_run")]
+    pub put_template: bool,
+
+    /// Prints the template of the index, `reliable-consumer.<INDEX>`, asks nobody, and ends
+    #[arg(long)]
+    pub print_template: bool,
 }
 
 #[derive(Args, Debug)]

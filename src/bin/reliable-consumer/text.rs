@@ -64,18 +64,15 @@ pub fn payload(bytes: &[u8], limit: usize) -> String {
     let mut out = String::new();
     match str::from_utf8(bytes) {
         Ok(text) if !text.contains(is_binary) => {
-            let mut end = text.len().min(limit);
-            while !text.is_char_boundary(end) {
-                end -= 1;
-            }
-            for c in text[..end].chars() {
+            let shown = cut(text, limit);
+            for c in shown.chars() {
                 match c {
                     '\n' | '\t' => out.push(c),
                     c if is_harmless(c) => out.push(c),
                     c => out.extend(c.escape_default()),
                 }
             }
-            said_if_cut(&mut out, end, bytes.len());
+            said_if_cut(&mut out, shown.len(), bytes.len());
         }
         _ => {
             // A byte takes four characters.
@@ -190,6 +187,15 @@ pub fn json_line(value: &Value) -> String {
     out
 }
 
+/// Its beginning, of at most so many bytes.
+pub fn cut(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// `{"text": …}`, `{"base64": …}` or null.
 pub fn json_bytes(bytes: Option<&[u8]>) -> Value {
     match bytes.map(|bytes| (bytes, str::from_utf8(bytes))) {
@@ -199,7 +205,7 @@ pub fn json_bytes(bytes: Option<&[u8]>) -> Value {
     }
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {

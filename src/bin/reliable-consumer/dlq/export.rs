@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::Letters;
+use super::{Letters, indexing};
 use crate::{
     arguments::{Connection, Export},
     failure::Failure,
@@ -14,6 +14,12 @@ use crate::{
 };
 
 pub fn run(export: &Export, connection: &Connection, out: &mut impl Write) -> Result<(), Failure> {
+    if export.into.print_template {
+        return indexing::print_template(export, out);
+    }
+    if let Some(url) = &export.into.elasticsearch {
+        return indexing::run(export, connection, url);
+    }
     let letters = Letters::open(connection, &export.source, &export.which)?;
     let spans = letters.spans();
     let mut count = 0_u64;

@@ -1,6 +1,7 @@
 //! Dead letters: what all commands on them do alike.
 
 mod export;
+mod indexing;
 mod list;
 mod moving;
 mod redrive;

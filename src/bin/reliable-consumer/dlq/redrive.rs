@@ -10,12 +10,13 @@ use reliable_consumer::{
     Action, RedriveHandle, RedriveReport, Redriver, RedriverBuilder, operate::Cluster,
 };
 use serde_json::{Value, json};
-use tokio::{runtime, signal};
+use tokio::runtime;
 
 use crate::{
     arguments::{Connection, Format, Redrive},
     confirm::confirm,
     failure::Failure,
+    interruptions::Interruptions,
     progress::Progress,
     table::Table,
     text,
@@ -264,41 +265,5 @@ async fn watch(handle: &RedriveHandle, progress: &mut Progress, told: &mut BTree
                 "{topic} does not take what is sent to it, and is tried again: {error}"
             ));
         }
-    }
-}
-
-/// Ctrl-C, or what ends a service. Made once: what comes between two of them would be missed.
-struct Interruptions {
-    #[cfg(unix)]
-    interrupt: signal::unix::Signal,
-    #[cfg(unix)]
-    terminate: signal::unix::Signal,
-}
-
-impl Interruptions {
-    fn new() -> Result<Self, Failure> {
-        #[cfg(unix)]
-        {
-            use signal::unix::{SignalKind, signal};
-            Ok(Self {
-                interrupt: signal(SignalKind::interrupt())?,
-                terminate: signal(SignalKind::terminate())?,
-            })
-        }
-        #[cfg(not(unix))]
-        Ok(Self {})
-    }
-
-    async fn next(&mut self) -> Result<(), Failure> {
-        #[cfg(unix)]
-        {
-            tokio::select! {
-                _ = self.interrupt.recv() => {}
-                _ = self.terminate.recv() => {}
-            }
-            Ok(())
-        }
-        #[cfg(not(unix))]
-        Ok(signal::ctrl_c().await?)
     }
 }

@@ -68,13 +68,13 @@ impl Counts {
         let origin = story.and_then(|story| story.origin);
         self.origins
             .add(origin.map_or("unknown", |origin| origin.topic));
-        self.kinds.add(cut(letter.kind(), MESSAGE));
+        self.kinds.add(text::cut(letter.kind(), MESSAGE));
         self.redrives
             .add(&story.map_or(0, |story| story.retry_count));
         let group = story.and_then(|story| story.group);
         self.groups.add(group.unwrap_or("unknown"));
         if let Some(message) = letter.message() {
-            self.messages.add(cut(message, MESSAGE));
+            self.messages.add(text::cut(message, MESSAGE));
         }
         if let Some(at) = letter.time() {
             self.hours.add(&at.div_euclid(HOUR));
@@ -211,14 +211,6 @@ impl<K: Hash + Ord + Clone> Tally<K> {
         let top = top.map(|(value, count)| (value.clone(), *count));
         (top.collect(), others + self.beyond)
     }
-}
-
-fn cut(text: &str, limit: usize) -> &str {
-    let mut end = text.len().min(limit);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 #[cfg(test)]
