@@ -149,7 +149,8 @@ fn chaos(cluster: &Cluster, store: Store, time: Duration) {
     });
     eventually(
         "all to be handled, and all dead letters to be sent back",
-        Duration::from_secs(60),
+        // Who is killed every other second falls behind, the more the longer it goes on.
+        Duration::from_secs(60) + time,
         || {
             processes.assert_alive();
             run.is_over()
