@@ -346,6 +346,9 @@ struct Away {
     letters: String,
 }
 
+/// Those that were with one of 8 handlers, which take 5 ms, or on the way to their completion for at most 50 ms.
+const IN_PROGRESS: u64 = 8 + 8 * 10;
+
 impl Away {
     fn new() -> Option<Self> {
         let redis = tokio::task::block_in_place(|| own_service(ServiceKind::Redis))?;
@@ -428,8 +431,11 @@ async fn while_redis_is_away_records_wait_and_none_is_dropped_dead_lettered_or_h
     let status = running.handle.status().await.unwrap().idempotency.unwrap();
     assert_eq!((status.down_for, status.error), (None, None));
     let report = running.stop().await;
-    // Those that were with their handlers just then.
-    assert!(report.possible_repeats <= 8, "{}", report.possible_repeats);
+    assert!(
+        report.possible_repeats <= IN_PROGRESS,
+        "{}",
+        report.possible_repeats
+    );
     away.repeats_are_those_that_were_told_of(500, report.possible_repeats);
     assert!(report.outages > 0);
     assert_eq!((report.retried, report.dead_lettered), (0, 0));
@@ -482,7 +488,7 @@ async fn when_redis_is_away_for_too_long_the_run_ends_and_the_next_one_goes_on()
     away.world.all_committed();
     let report = running.stop().await;
     let possible = report.possible_repeats + error.report().possible_repeats;
-    assert!(possible <= 8, "{possible}");
+    assert!(possible <= IN_PROGRESS, "{possible}");
     away.repeats_are_those_that_were_told_of(300, possible);
 }
 
@@ -574,9 +580,10 @@ async fn a_slow_store_slows_only_the_records_that_wait_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_to_a_store_that_takes_100_ms_run_beside_each_other() {
+async fn a_store_that_takes_100_ms_is_asked_for_more_records_than_there_are_handlers() {
+    const RECORDS: usize = 6_000;
     let Some(world) = World::new(2) else { return };
-    let records = (0..320).map(|n| {
+    let records = (0..RECORDS).map(|n| {
         Record::value(n.to_string())
             .key(n.to_string())
             .header("messageId", format!("{n} slow"))
@@ -587,13 +594,13 @@ async fn calls_to_a_store_that_takes_100_ms_run_beside_each_other() {
     let running = world.start(builder, Duration::ZERO);
     until("the first one", || world.effects.len() > 0).await;
     let since = Instant::now();
-    until("all", || world.effects.len() == 320).await;
-    // One after the other they would take a minute; 64 at a time, one second.
-    assert!(since.elapsed() < SECOND * 5, "{:?}", since.elapsed());
+    until("all", || world.effects.len() == RECORDS).await;
+    // 64 at a time would take 19 seconds.
+    assert!(since.elapsed() < SECOND * 9, "{:?}", since.elapsed());
     world.all_committed();
     let report = running.stop().await;
     assert_eq!(report.retried, 0, "only the handler is timed");
-    assert_eq!(store.calls.load(Atomic::SeqCst), 640);
+    assert_eq!(store.calls.load(Atomic::SeqCst), 2 * RECORDS);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -301,9 +301,10 @@ impl Builder {
     /// up, so that the next attempt, a retry topic or a redrive finds it free. Records that are filtered, undecodable, or
     /// [held by their key](Self::hold_key) are not claimed.
     ///
-    /// The price: two calls to the store a record, within the record's place among the [`concurrency`](Self::concurrency).
-    /// A store that takes 100 ms for each leaves 64 handlers less than 320 records a second: raise the concurrency then.
-    /// [`handler_timeout`](Self::handler_timeout) does not count the calls, [`stuck_after`](Self::stuck_after) does.
+    /// The price: two calls to the store a record. They take none of the places that [`concurrency`](Self::concurrency)
+    /// gives to handlers: so many records more are claimed ahead, or completed, that handlers have work, up to 4,096. Those
+    /// of a crash wait until their lease has lapsed. [`handler_timeout`](Self::handler_timeout) does not count the calls,
+    /// [`stuck_after`](Self::stuck_after) does.
     ///
     /// ```
     /// use reliable_consumer::{ReliableConsumer, idempotency::MemoryStore};

@@ -250,6 +250,7 @@ pub(crate) struct Engine<R, C> {
     /// What was found last of how the pools of the budgets are used.
     pools: Cell<Pools>,
     pace: Pace,
+    run_ahead: Option<usize>,
     schedule: Schedule<R>,
     breaker: Breaker,
     given_up: VecDeque<GivenUp<R, C>>,
@@ -289,6 +290,7 @@ impl<R, C> Engine<R, C> {
             went: 0,
             pools: Cell::default(),
             pace: Pace::new(),
+            run_ahead: None,
             schedule: Schedule::new(),
             breaker,
             given_up: VecDeque::new(),
@@ -409,7 +411,7 @@ impl<R, C> Engine<R, C> {
         // Executors have plenty: what is read now would only be cold in the cache when its turn comes. More lanes would
         // not help either, with more turns out than there are permits, or one lane only.
         let enough = self.config.ordering == Ordering::ByPartition
-            || self.turns_out >= self.config.concurrency + self.pace.ahead() / 2;
+            || self.turns_out >= self.config.concurrency + self.ahead() / 2;
         if enough && partition.lanes.len() >= STOCK {
             return 0;
         }
@@ -583,10 +585,21 @@ impl<R, C> Engine<R, C> {
 
     // ---- handing over ----
 
+    /// So many turns may be out beyond the handlers, since they do something else first. Without, it is the [`Pace`] that
+    /// says how much is in stock.
+    pub(crate) fn run_ahead(&mut self, turns: usize) {
+        self.run_ahead = Some(turns);
+    }
+
+    fn ahead(&self) -> usize {
+        self.run_ahead.unwrap_or_else(|| self.pace.ahead())
+    }
+
     /// The next batch for the executors, from the partition whose turn it is.
     pub(crate) fn next_batch(&mut self) -> Option<Batch<R>> {
         self.attend_to_suspects();
-        let limit = self.config.concurrency + self.pace.ahead();
+        let limit = self.config.concurrency + self.ahead();
+        let at_once = self.config.concurrency + self.run_ahead.unwrap_or(0);
         let on_trial = self.breaker.room();
         let allowed = limit
             .saturating_sub(self.turns_out)
@@ -618,8 +631,7 @@ impl<R, C> Engine<R, C> {
             self.next_partition = (at + 1) % count;
             let partition = self.partitions[at].as_mut()?;
             let buffer = self.spent.pop().unwrap_or_default();
-            let beyond =
-                self.turns_out + turns.min(partition.lanes.len()) > self.config.concurrency;
+            let beyond = self.turns_out + turns.min(partition.lanes.len()) > at_once;
             let (batch, taken) =
                 partition.take_batch(turns.min(BATCH), length, beyond, self.clock, buffer);
             self.turns_out += taken;

@@ -123,6 +123,7 @@ where
                 context: Arc::clone(context),
                 fence: Arc::clone(&work.fence),
                 owner: work.batch.owner,
+                issue: work.issue,
                 tier: work.tier.clone(),
             });
             let call = move |job: &Job<Record>| {
@@ -280,6 +281,12 @@ fn run_ready<F: Future<Output = Attempted>>(
                     job,
                     follows,
                 };
+            }
+            Poll::Ready(Attempted::NotStarted) => {
+                let followers = job.followers as usize;
+                follows = false;
+                outcomes.not_started.push(job);
+                outcomes.not_started.extend(jobs.take(followers));
             }
             Poll::Ready(attempted) => {
                 let followers = job.followers as usize;

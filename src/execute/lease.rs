@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Context, Report};
+use super::{Context, Issue, Report};
 use crate::{engine::Ownership, retry_topics::Tier};
 
 /// Closed when its ownership ends or is about to: what has not started by then does not start.
@@ -79,11 +79,17 @@ pub(crate) struct Lease {
     pub(super) context: Arc<Context>,
     pub(super) fence: Arc<Fence>,
     pub(super) owner: Ownership,
+    pub(super) issue: Issue,
     /// The retry topic that the partition is of.
     pub(crate) tier: Option<Arc<Tier>>,
 }
 
 impl Lease {
+    /// Whether what has not started is still to start.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.fence.is_closed() && !self.context.recall.has_called(self.issue)
+    }
+
     pub(crate) fn is_cancelled(&self, seq: u64) -> bool {
         self.fence.is_closed() || self.fence.is_condemned(seq)
     }

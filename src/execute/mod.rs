@@ -9,6 +9,7 @@ mod drive;
 mod lease;
 mod once;
 mod permits;
+mod places;
 mod queue;
 mod recall;
 mod turn;
@@ -29,6 +30,7 @@ pub(crate) use self::{
     drive::{Drive, Driver},
     lease::{Fence, Lease},
     permits::Permits,
+    places::{MOST_AHEAD, Places},
     queue::Queue,
     recall::{Issue, Recall},
 };
@@ -186,6 +188,16 @@ pub(crate) struct Context {
     pub(crate) held_keys: Option<Arc<HeldKeys>>,
     /// Of the idempotency store, if there is one.
     pub(crate) claims: Option<Arc<Claims>>,
+    /// Of handlers, where there is one: [`permits`](Self::permits) are for records then, wherever they are in between.
+    pub(crate) places: Places,
+}
+
+impl Context {
+    /// Whoever waits for a permit or a place is to look whether its work is still wanted.
+    pub(crate) fn fence_closed(&self) {
+        self.permits.fence_closed();
+        self.places.fence_closed();
+    }
 }
 
 /// Tasks of handlers that were pending. They are aborted when this is dropped.

@@ -3,11 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{
-    future::pending,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::pending, sync::Arc, time::Instant};
 
 use super::{
     Fence, Lease,
@@ -20,8 +16,8 @@ use crate::{
 
 /// Runs `handler` unless the record's message has been handled, or somebody else is at it.
 ///
-/// Whatever the store is asked counts neither for the handler's timeout nor, since it is awaited here, for more than this
-/// record's lane and permit.
+/// Whatever the store is asked counts neither for the handler's timeout nor for the handlers in progress, and since it is
+/// awaited here only this record's lane waits for it.
 pub(super) async fn once<F: Future<Output = Attempted>>(
     lease: &Lease,
     seq: u64,
@@ -29,10 +25,16 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
     handler: F,
 ) -> Attempted {
     let claims = claims_of(lease);
+    let places = &lease.context.places;
     let limit = lease.context.handler_timeout;
+    let wanted = || lease.is_wanted();
+    let _out = places.enter();
     let mut held = match claims.enter(record).await {
         Entry::Claimed(held) => held,
         Entry::Unclaimed => {
+            let Some(_place) = places.take(wanted).await else {
+                return Attempted::NotStarted;
+            };
             let mut slot: Slot<F> = Box::pin(Some(handler));
             let attempted = finish_in_time(&mut slot, limit).await;
             if let Attempted::Handled = attempted {
@@ -45,18 +47,42 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
         Entry::Conflict => return Attempted::IdConflict,
         Entry::Unreachable(error) => return Attempted::StoreUnreachable(error),
     };
+    let turn = async {
+        loop {
+            let place = places.take(wanted).await?;
+            if claims.is_answering() {
+                return Some(place);
+            }
+            drop(place);
+            if !claims.answers_again().await {
+                return None;
+            }
+        }
+    };
+    let place = tokio::select! {
+        biased;
+        place = turn => place,
+        () = held.keep() => None,
+    };
     // What has not started when its partition is taken away does not start: its next owner shall not have to wait for it.
-    if lease.fence.is_closed() {
+    // Nor does what somebody else may have claimed meanwhile.
+    let Some(place) = place.filter(|_| !held.may_have_lapsed()) else {
         held.release().await;
-        return Attempted::InProgress(Duration::ZERO);
-    }
+        return Attempted::NotStarted;
+    };
     // Made after the claim, so that it is dropped before the claim is given up.
     let mut slot: Slot<F> = Box::pin(Some(handler));
+    let kept = async {
+        held.keep().await;
+        // The effect is not to be stopped any more; completing it will tell.
+        pending().await
+    };
     let attempted = tokio::select! {
         biased;
         attempted = finish_in_time(&mut slot, limit) => attempted,
-        never = held.keep() => match never {},
+        attempted = kept => attempted,
     };
+    drop(place);
     if !matches!(attempted, Attempted::Handled) {
         held.release().await;
         return attempted;

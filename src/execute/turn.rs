@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     future::{Future, poll_fn},
+    iter,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -45,6 +46,8 @@ pub(super) enum Attempted {
     Untrusted(String),
     /// A record of its key was set aside.
     KeyHeld(Ruling),
+    /// Its handler has not been called, and was not to be any more.
+    NotStarted,
     /// Its message is in progress elsewhere: worth another look after this time.
     InProgress(Duration),
     /// Another message has the same id.
@@ -203,6 +206,7 @@ pub(super) fn judge(
         Attempted::Handled => return done(Outcome::Handled),
         Attempted::Filtered => return done(Outcome::Skipped),
         Attempted::ForOthers => return done(Outcome::ForOthers),
+        Attempted::NotStarted => unreachable!("what has not started has no outcome to judge"),
         Attempted::Duplicate => {
             tracing::debug!(
                 topic = job.record.topic(),
@@ -424,6 +428,11 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
         let mut followers = followers.into_iter();
         loop {
             let attempted = finish(&mut slot, &context, &fence, job.seq).await;
+            if let Attempted::NotStarted = attempted {
+                let not_started = iter::once(job).chain(followers).collect();
+                report_not_started(&context, owner, not_started);
+                return;
+            }
             let next = match judge(&context, job, attempted) {
                 Ok(done) => {
                     let fenced = fence.is_closed() || context.recall.has_called(issue);
@@ -456,15 +465,19 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
         }
         let not_started: Vec<_> = followers.collect();
         if !not_started.is_empty() {
-            context.reports.send(Report::Batch {
-                owner,
-                done: Vec::new(),
-                failed: Vec::new(),
-                not_started,
-                spent: Vec::new(),
-            });
+            report_not_started(&context, owner, not_started);
         }
     }
+}
+
+fn report_not_started(context: &Context, owner: Ownership, not_started: Vec<Job<Record>>) {
+    context.reports.send(Report::Batch {
+        owner,
+        done: Vec::new(),
+        failed: Vec::new(),
+        not_started,
+        spent: Vec::new(),
+    });
 }
 
 /// Runs a handler to its end, or until its record has held up its partition for too long.

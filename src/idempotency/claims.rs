@@ -2,8 +2,6 @@
 //! afterwards what came of it.
 
 use std::{
-    convert::Infallible,
-    future::pending,
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -166,6 +164,23 @@ impl Claims {
         })
     }
 
+    /// Whether it makes sense to begin: what is done while the store is down cannot be completed.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.settings.unreachable == Unreachable::Process || self.health.down_since().is_none()
+    }
+
+    /// Waits until it is. `false`: it has been down for so long that what was claimed before has lapsed.
+    pub(crate) async fn answers_again(&self) -> bool {
+        const LOOK: Duration = Duration::from_millis(100);
+        while let Some(since) = self.health.down_since() {
+            if since.elapsed() >= self.settings.lease {
+                return false;
+            }
+            sleep(LOOK).await;
+        }
+        true
+    }
+
     /// Whether somebody is to be told something new.
     pub(crate) fn news(&self) -> Option<News> {
         self.health.news()
@@ -205,8 +220,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Renews it, for as long as it is polled.
-    pub(crate) async fn keep(&mut self) -> Infallible {
+    /// Renews it, until it is found to be lost.
+    pub(crate) async fn keep(&mut self) {
         let Claims { settings, .. } = &*self.claims;
         let pause = settings.lease / 3;
         let mut next = self.since + pause;
@@ -219,11 +234,15 @@ impl Held {
                     self.since = asked;
                     next = asked + pause;
                 }
-                // The effect is not to be stopped any more; completing it will tell.
-                Ok(Update::Stale) => return pending().await,
+                Ok(Update::Stale) => return,
                 Err(_) => next = Instant::now() + pause / 4,
             }
         }
+    }
+
+    /// Whether it may be somebody else's by now: the process stood still, or the store could not be reached.
+    pub(crate) fn may_have_lapsed(&self) -> bool {
+        self.since.elapsed() >= self.claims.settings.lease
     }
 
     /// Has it remembered as done. Tried until its lease has lapsed, or it is `over`; the error says why it is not known to be
@@ -343,6 +362,15 @@ impl Health {
         {
             trouble.answered = true;
         }
+    }
+
+    fn down_since(&self) -> Option<Instant> {
+        if !self.troubled.load(Ordering::Acquire) {
+            return None;
+        }
+        let trouble = self.trouble();
+        let trouble = trouble.as_ref().filter(|trouble| !trouble.answered)?;
+        Some(trouble.since)
     }
 
     /// While it is down, now and then.

@@ -59,10 +59,12 @@
 //! [`stuck_limit`](crate::Builder::stuck_limit) leaves its message free; while it waits for a store or for another consumer,
 //! no time counts towards that.
 //!
-//! The calls for many records run beside each other, as many as [`concurrency`](crate::Builder::concurrency) allows: a
-//! claim and a completion take the place of their record's handler. So a store that is slow for some ids slows only those
-//! and what is behind them in their order; one that is slow for all bounds the flow to the concurrency divided by twice its
-//! time, and the concurrency may be raised.
+//! The calls for many records run beside each other, and take none of the places that
+//! [`concurrency`](crate::Builder::concurrency) gives to handlers: as many more records are claimed ahead, or completed, as
+//! it takes to keep handlers at work, up to 4,096. So a store that is slow for some ids slows only those and what is behind
+//! them in their order; one that takes 100 ms for every call still leaves 20,000 records a second, if there are as many keys
+//! or no order. What a crash, or a store that goes away, can repeat is what is with handlers, and what they have done within
+//! the last answer of the store.
 //!
 //! # How a store works
 //!

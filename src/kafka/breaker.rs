@@ -53,7 +53,7 @@ impl Pump {
     /// Executors have a stock, each record of which would be thrown at what is down.
     fn recall(&mut self) {
         self.context.recall.call();
-        self.context.permits.fence_closed();
+        self.context.fence_closed();
         self.take_back();
     }
 

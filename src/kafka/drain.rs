@@ -43,7 +43,7 @@ impl Pump {
                 held.fence.close(until);
             }
         }
-        self.context.permits.fence_closed();
+        self.context.fence_closed();
     }
 
     pub(super) fn drained(&self) -> bool {
@@ -158,7 +158,7 @@ impl Pump {
         if let Some(keys) = &self.context.held_keys {
             keys.forget(&held.source.topic, held.source.partition);
         }
-        self.context.permits.fence_closed();
+        self.context.fence_closed();
         if held.prefetch.is_paused() {
             let Source {
                 topic, partition, ..

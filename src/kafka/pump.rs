@@ -44,7 +44,8 @@ use crate::{
     dead_letter::Publisher,
     engine::{AfterFailure, Config, Engine, FinishedAbove, Identity, Ownership},
     execute::{
-        self, Cause, Context, Done, Drive, Fence, Permits, Queue, Recall, Report, Reports, Work,
+        self, Cause, Context, Done, Drive, Fence, MOST_AHEAD, Permits, Places, Queue, Recall,
+        Report, Reports, Work,
     },
     idempotency::Claims,
     record::{Record, Residency, Source},
@@ -556,9 +557,15 @@ impl Pump {
             ref retry,
             ..
         } = settings.engine;
+        let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
+        let permits = match &settings.idempotency {
+            // Never short then: the engine hands over no more.
+            Some(_) => concurrency + MOST_AHEAD + count,
+            None => concurrency,
+        };
         let context = Arc::new(Context {
             queue: Queue::default(),
-            permits: Permits::new(concurrency),
+            permits: Permits::new(permits),
             recall: Recall::default(),
             reports: send_report.clone(),
             handler_timeout: settings.handler_timeout,
@@ -575,8 +582,8 @@ impl Pump {
                 let claims = Claims::new(idempotency, &settings.group, runtime.clone());
                 Arc::new(claims)
             }),
+            places: Places::new(concurrency),
         });
-        let count = runtime.metrics().num_workers().clamp(1, concurrency.max(1));
         let executors = (0..count)
             .map(|_| runtime.spawn(execute::run(Arc::clone(&context))))
             .collect();
@@ -912,6 +919,9 @@ impl Pump {
 
     fn hand_over(&mut self) -> bool {
         let mut any = false;
+        if self.context.claims.is_some() {
+            self.engine.run_ahead(self.context.places.ahead());
+        }
         while let Some(batch) = self.engine.next_batch() {
             any = true;
             let held = self.held[batch.owner.slot()]

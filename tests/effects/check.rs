@@ -12,6 +12,8 @@ use crate::{
     processes::{CONCURRENCY, MEMBERS, Processes},
 };
 
+/// What a process has with its handlers, and on the way to their completion.
+const IN_PROGRESS: usize = 4 * CONCURRENCY;
 /// From an effect to the answer of a store that is up, in ms: 2 ms and an `fsync`, but this may be a slow machine.
 const COMPLETION: u64 = 1_000;
 
@@ -127,7 +129,7 @@ pub(crate) fn lines(
     }
     for ((number, outage), count) in &excused {
         assert!(
-            *count <= CONCURRENCY,
+            *count <= IN_PROGRESS,
             "{name}: {count} effects of process {number} are repeated, more than it had in progress when it was {}",
             if outage.is_some() {
                 "without the store"
@@ -139,7 +141,7 @@ pub(crate) fn lines(
     // Each outage finds all members at work, and whoever dies in it has died of that.
     let killed = processes.lives.iter().filter_map(|life| life.killed);
     let at_work = killed.filter(|at| !outages.iter().any(|outage| outage.covers(*at)));
-    let at_most = CONCURRENCY * (at_work.count() + outages.len() * MEMBERS);
+    let at_most = IN_PROGRESS * (at_work.count() + outages.len() * MEMBERS);
     assert!(
         repeated.len() <= at_most,
         "{name}: {} repeats",

@@ -6,6 +6,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::Duration,
 };
 
 use tokio::{runtime::Handle, time::sleep};
@@ -14,7 +15,7 @@ use super::*;
 use crate::{
     Message, Retry,
     engine::{Config, Engine, Guarantee, Inherited},
-    execute::{Context, Permits, Queue, Recall, Reports},
+    execute::{Context, Permits, Places, Queue, Recall, Reports},
     handler::HandlerError,
     idempotency::{
         Claim, Fingerprint, Id, IdSource, Idempotency, MemoryStore, Reply, Store, StoreError,
@@ -117,12 +118,15 @@ impl Process {
             own_redrives_of: None,
             held_keys: None,
             claims: Some(Arc::new(claims)),
+            places: Places::new(1),
         };
+        let issue = context.recall.issue();
         Self {
             lease: Lease {
                 context: Arc::new(context),
                 fence: Arc::default(),
                 owner: some_ownership(),
+                issue,
                 tier: None,
             },
             store,
@@ -357,13 +361,81 @@ async fn what_is_claimed_when_its_partition_is_taken_away_is_not_started_and_is_
     process.lease.fence.close(Instant::now() + LEASE);
     assert!(matches!(
         process.handle(&record).await,
-        Attempted::InProgress(Duration::ZERO)
+        Attempted::NotStarted
     ));
     assert_eq!(process.handled(), 0);
     assert!(matches!(
         next_owner.handle(&record).await,
         Attempted::Handled
     ));
+}
+
+#[tokio::test]
+async fn a_claim_waits_for_a_handlers_place_and_others_are_asked_for_meanwhile() {
+    let process = Process::new(same);
+    let work = async {
+        sleep(LEASE * 2).await;
+        Attempted::Handled
+    };
+    let (one, other) = (record("1", ""), record("2", ""));
+    let waits = async {
+        sleep(LEASE / 10).await;
+        // Known to be in progress, long before its handler is: longer than the lease, too.
+        let attempted = process.attempt(&other, async { Attempted::Handled });
+        let asked = async {
+            sleep(LEASE / 10).await;
+            assert_eq!(process.handled(), 1);
+            let next_owner = Process::beside(Arc::clone(&process.store), same);
+            next_owner.handle(&other).await
+        };
+        tokio::join!(attempted, asked)
+    };
+    let (first, (second, meanwhile)) = tokio::join!(process.attempt(&one, work), waits);
+    assert!(matches!(
+        (first, second),
+        (Attempted::Handled, Attempted::Handled)
+    ));
+    assert!(matches!(meanwhile, Attempted::InProgress(_)));
+    assert_eq!(process.claims().possible_repeats(), 0);
+}
+
+#[tokio::test]
+async fn what_is_called_back_while_it_waits_for_a_place_is_not_started_and_is_free() {
+    let process = Process::new(same);
+    let next_owner = Process::beside(Arc::clone(&process.store), same);
+    let waiting = record("2", "");
+    let work = async {
+        sleep(LEASE / 5).await;
+        process.lease.context.recall.call();
+        process.lease.context.fence_closed();
+        sleep(LEASE / 5).await;
+        // Before this one is over.
+        assert!(matches!(
+            next_owner.handle(&waiting).await,
+            Attempted::Handled
+        ));
+        Attempted::Handled
+    };
+    let running = record("1", "");
+    let (_, second) = tokio::join!(process.attempt(&running, work), process.handle(&waiting));
+    assert!(matches!(second, Attempted::NotStarted));
+    assert_eq!(process.handled(), 1);
+}
+
+#[tokio::test]
+async fn what_has_lapsed_while_it_waited_for_a_place_is_not_started() {
+    let process = Process::new(same);
+    let work = async {
+        sleep(LEASE / 10).await;
+        // What a frozen process does.
+        thread::sleep(LEASE * 2);
+        Attempted::Handled
+    };
+    let (one, other) = (record("1", ""), record("2", ""));
+    let (_, second) = tokio::join!(process.attempt(&one, work), process.handle(&other));
+    assert!(matches!(second, Attempted::NotStarted));
+    assert_eq!(process.handled(), 1);
+    assert!(matches!(process.handle(&other).await, Attempted::Handled));
 }
 
 // P8
