@@ -237,8 +237,13 @@ pub(crate) fn message_id(record: &Record) -> String {
 
 pub(crate) fn message_id_header(headers: Headers<'_>) -> Option<&str> {
     headers
-        .get_str(header_names::MESSAGE_ID)
-        .filter(|id| (1..=LONGEST_MESSAGE_ID).contains(&id.len()))
+        .get(header_names::MESSAGE_ID)
+        .and_then(well_formed_id)
+}
+
+pub(crate) fn well_formed_id(value: &[u8]) -> Option<&str> {
+    let id = str::from_utf8(value).ok();
+    id.filter(|id| (1..=LONGEST_MESSAGE_ID).contains(&id.len()))
 }
 
 /// Makes a [`Message`] or a [`Record`] without a Kafka, for unit tests of handlers, decoders and classifiers.

@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    header_names,
-    record::{Headers, Record},
-};
+use crate::record::{Headers, Record};
 
 /// Where a record was first, before any dead-letter or retry topic.
 ///
@@ -57,25 +54,46 @@ impl<'a> Origin<'a> {
 
     /// What the headers of this library say, if all of them are well formed.
     pub(crate) fn from_headers(headers: Headers<'a>) -> Option<Self> {
-        if headers.is_empty() {
-            return None;
+        let mut told = Told::default();
+        for header in headers.iter() {
+            if let Some(value) = header.value() {
+                let place = match header.name_bytes() {
+                    b"originalTopic" => &mut told.topic,
+                    b"originalPartition" => &mut told.partition,
+                    b"originalOffset" => &mut told.offset,
+                    b"originalTimestamp" => &mut told.timestamp,
+                    _ => continue,
+                };
+                *place = Some(value);
+            }
         }
-        let number = |name| headers.get_str(name).and_then(decimal);
-        let topic = headers
-            .get_str(header_names::ORIGINAL_TOPIC)
-            .filter(|name| is_topic_name(name))?;
-        let partition = number(header_names::ORIGINAL_PARTITION)?;
-        let offset = number(header_names::ORIGINAL_OFFSET)?;
-        let timestamp = headers.get_str(header_names::ORIGINAL_TIMESTAMP)?;
-        Some(Self {
-            topic,
-            partition: i32::try_from(partition).ok()?,
-            offset,
-            timestamp: if timestamp == "-1" {
-                None
-            } else {
-                Some(decimal(timestamp)?)
-            },
+        told.origin()
+    }
+}
+
+/// The last value of each header that tells an origin, whatever it is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Told<'a> {
+    pub(crate) topic: Option<&'a [u8]>,
+    pub(crate) partition: Option<&'a [u8]>,
+    pub(crate) offset: Option<&'a [u8]>,
+    pub(crate) timestamp: Option<&'a [u8]>,
+}
+
+impl<'a> Told<'a> {
+    /// `None` unless all of them are there and well formed.
+    pub(crate) fn origin(self) -> Option<Origin<'a>> {
+        let text = |value: Option<&'a [u8]>| str::from_utf8(value?).ok();
+        let number = |value| text(value).and_then(decimal);
+        let timestamp = match text(self.timestamp)? {
+            "-1" => None,
+            told => Some(decimal(told)?),
+        };
+        Some(Origin {
+            topic: text(self.topic).filter(|name| is_topic_name(name))?,
+            partition: i32::try_from(number(self.partition)?).ok()?,
+            offset: number(self.offset)?,
+            timestamp,
         })
     }
 }

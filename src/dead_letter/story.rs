@@ -2,8 +2,8 @@
 
 use super::dialect::{Dialect, Field};
 use super::{FailureKind, values};
-use crate::message::{message_id_header, retry_count};
-use crate::origin::{Origin, is_topic_name};
+use crate::message::well_formed_id;
+use crate::origin::{Origin, Told, is_topic_name};
 use crate::record::{Headers, Record, Timestamp, TimestampKind};
 
 /// Why a record is in a dead-letter topic, and where it came from: read from its headers, whichever of the
@@ -74,9 +74,15 @@ pub struct LastError<'a> {
 impl<'a> Story<'a> {
     /// The story of a record in a dead-letter topic, or `None` if its headers tell neither an error nor an origin.
     pub fn of(record: &'a Record) -> Option<Self> {
-        let headers = record.headers();
-        let notes = take_notes(headers);
-        let own_origin = Origin::from_headers(headers);
+        let mut notebook = Notebook::default();
+        notebook.take(record.headers());
+        let Notebook {
+            notes,
+            own_origin,
+            retry_count,
+            message_id,
+        } = &notebook;
+        let own_origin = own_origin.origin();
         let origin = |notes: &Notes<'a>| match notes.dialect {
             Dialect::Own => own_origin,
             _ => notes.origin(record),
@@ -93,7 +99,7 @@ impl<'a> Story<'a> {
             origin: own_origin
                 .or_else(|| origin(teller))
                 .or_else(|| origin(of_origin?)),
-            retry_count: retry_count(headers),
+            retry_count: *retry_count,
             attempts: told.attempts,
             error: LastError {
                 kind: told.kind,
@@ -109,7 +115,7 @@ impl<'a> Story<'a> {
                 (!is_first && millis >= 0).then_some(millis)
             }),
             group: told.group,
-            message_id: message_id_header(headers),
+            message_id: message_id.and_then(well_formed_id),
         })
     }
 
@@ -163,21 +169,41 @@ struct Places<T> {
     number: usize,
 }
 
-fn take_notes(headers: Headers<'_>) -> [Notes<'_>; Dialect::ALL.len()] {
-    let mut all = [Notes::default(); Dialect::ALL.len()];
-    for (place, header) in headers.iter().enumerate() {
-        let meaning = Dialect::meaning(header.name_bytes());
-        if let Some((dialect, field)) = meaning
-            && let Some(value) = header.value()
-        {
-            let notes = &mut all[dialect as usize];
-            if notes.take(dialect, field, value).is_some() {
-                notes.dialect = dialect;
-                notes.at = place + 1;
+/// All that headers tell, gone through once: millions of letters are counted by it.
+#[derive(Default)]
+struct Notebook<'a> {
+    notes: [Notes<'a>; Dialect::ALL.len()],
+    own_origin: Told<'a>,
+    retry_count: u32,
+    message_id: Option<&'a [u8]>,
+}
+
+impl<'a> Notebook<'a> {
+    fn take(&mut self, headers: Headers<'a>) {
+        for (place, header) in headers.iter().enumerate() {
+            let (name, value) = (header.name_bytes(), header.value());
+            let Some(value) = value else { continue };
+            let own = &mut self.own_origin;
+            match name {
+                b"originalTopic" => own.topic = Some(value),
+                b"originalPartition" => own.partition = Some(value),
+                b"originalOffset" => own.offset = Some(value),
+                b"originalTimestamp" => own.timestamp = Some(value),
+                b"retryCount" => {
+                    self.retry_count = values::count(value).unwrap_or(self.retry_count)
+                }
+                b"messageId" => self.message_id = Some(value),
+                _ => {}
+            }
+            if let Some((dialect, field)) = Dialect::meaning(name) {
+                let notes = &mut self.notes[dialect as usize];
+                if notes.take(dialect, field, value).is_some() {
+                    notes.dialect = dialect;
+                    notes.at = place + 1;
+                }
             }
         }
     }
-    all
 }
 
 impl<'a> Notes<'a> {

@@ -4,7 +4,11 @@
 use std::{
     mem,
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -18,7 +22,7 @@ use super::{
     ffi::PartitionQueue,
     intake::copy_into,
 };
-use crate::record::{ChunkBuilder, Record, Residency, Source};
+use crate::record::{Chunk, ChunkBuilder, Record, Residency, Source};
 
 /// Partitions read at a time: with what is read ahead of each, that bounds the memory.
 const AT_A_TIME: usize = 16;
@@ -36,9 +40,13 @@ pub enum Next {
     Stop,
 }
 
+/// Chunks that are read and not looked at yet.
+const AHEAD: usize = 4;
+
 impl Cluster {
     /// Reads these offsets of the topic, a partition's records in their order, until they are read or `each` has had
-    /// enough.
+    /// enough. A thread of its own takes records from the client while `each` looks at those before them: parsing headers
+    /// is half of the work.
     ///
     /// # Errors
     ///
@@ -50,30 +58,69 @@ impl Cluster {
         mut each: impl FnMut(&Record) -> Result<Next, E>,
     ) -> Result<(), E> {
         let spans: Vec<_> = spans.iter().filter(|(_, span)| !span.is_empty()).collect();
-        for spans in spans.chunks(AT_A_TIME) {
-            let mut open = Vec::with_capacity(spans.len());
-            let mut assignment = TopicPartitionList::with_capacity(spans.len());
-            for (partition, span) in spans {
-                open.push(self.open(topic, *partition, span, &mut assignment)?);
+        let enough: Vec<_> = spans.iter().map(|_| AtomicBool::new(false)).collect();
+        thread::scope(|scope| {
+            let (send, chunks) = mpsc::sync_channel(AHEAD);
+            let (spans, enough) = (&spans, &enough);
+            let reader = scope.spawn(move || {
+                let groups = spans.chunks(AT_A_TIME).zip(enough.chunks(AT_A_TIME));
+                for (number, (spans, enough)) in groups.enumerate() {
+                    let first = number * AT_A_TIME;
+                    let mut hand_on =
+                        |index: usize, chunk| send.send((first + index, chunk)).is_ok();
+                    if !self.read_together(topic, spans, enough, &mut hand_on)? {
+                        break;
+                    }
+                }
+                Ok(())
+            });
+            let looked = look_at(chunks, enough, &mut each);
+            if !matches!(looked, Ok(true)) {
+                // The reader may wait for what does not come.
+                enough
+                    .iter()
+                    .for_each(|it| it.store(true, Ordering::Relaxed));
+                return looked.map(|_| ());
             }
-            let what = format!("reading topic `{topic}`");
-            let assigned = self.client.assign(&assignment);
-            assigned.map_err(|error| self.explain(&what, &error))?;
-            let outcome = self.read_all(&mut open, &mut each);
-            drop(open);
-            let unassigned = self.client.unassign();
-            let stopped = outcome?;
-            unassigned.map_err(|error| self.explain(&what, &error))?;
-            if stopped {
-                break;
-            }
+            let outcome: Result<(), InspectError> = match reader.join() {
+                Ok(outcome) => outcome,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            outcome.map_err(E::from)
+        })
+    }
+
+    /// `false`: nobody wants more. `enough` tells it of each of the partitions.
+    fn read_together(
+        &self,
+        topic: &str,
+        spans: &[&(i32, Range<i64>)],
+        enough: &[AtomicBool],
+        hand_on: &mut impl FnMut(usize, Arc<Chunk>) -> bool,
+    ) -> Result<bool, InspectError> {
+        if enough.iter().all(|it| it.load(Ordering::Relaxed)) {
+            return Ok(true);
         }
-        Ok(())
+        let mut open = Vec::with_capacity(spans.len());
+        let mut assignment = TopicPartitionList::with_capacity(spans.len());
+        for (index, (partition, span)) in spans.iter().enumerate() {
+            open.push(self.open(topic, index, *partition, span, &mut assignment)?);
+        }
+        let what = format!("reading topic `{topic}`");
+        let assigned = self.client.assign(&assignment);
+        assigned.map_err(|error| self.explain(&what, &error))?;
+        let outcome = self.read_all(&mut open, enough, hand_on);
+        drop(open);
+        let unassigned = self.client.unassign();
+        let goes_on = outcome?;
+        unassigned.map_err(|error| self.explain(&what, &error))?;
+        Ok(goes_on)
     }
 
     fn open(
         &self,
         topic: &str,
+        index: usize,
         partition: i32,
         span: &Range<i64>,
         assignment: &mut TopicPartitionList,
@@ -88,6 +135,7 @@ impl Cluster {
         Ok(Open {
             source: Arc::new(Source::new(topic, partition)),
             spare: Arc::clone(&self.spare),
+            index,
             queue,
             start: span.start,
             position: span.start,
@@ -96,37 +144,41 @@ impl Cluster {
         })
     }
 
-    /// `true`: `each` has had enough.
-    fn read_all<E: From<InspectError>>(
+    fn read_all(
         &self,
         open: &mut Vec<Open>,
-        each: &mut impl FnMut(&Record) -> Result<Next, E>,
-    ) -> Result<bool, E> {
+        enough: &[AtomicBool],
+        hand_on: &mut impl FnMut(usize, Arc<Chunk>) -> bool,
+    ) -> Result<bool, InspectError> {
         let mut quiet_since = Instant::now();
         while let Some(Open {
             source, position, ..
         }) = open.first()
         {
             if self.is_stopped() {
-                return Ok(true);
+                return Ok(false);
             }
             if quiet_since.elapsed() > self.patience.silence {
-                return Err(E::from(InspectError::Silent {
+                return Err(InspectError::Silent {
                     topic: source.topic.to_string(),
                     partition: source.partition,
                     offset: *position,
                     waited: self.patience.silence,
                     reason: self.client.context().reason(),
-                }));
+                });
             }
             self.serve();
             let mut any = false;
             for partition in &mut *open {
-                any |= match partition.read(each)? {
-                    Progress::Nothing => false,
-                    Progress::Some => true,
-                    Progress::Stop => return Ok(true),
-                };
+                let index = partition.index;
+                let chunks = partition.read()?;
+                for chunk in chunks {
+                    any = true;
+                    if !hand_on(index, chunk) {
+                        return Ok(false);
+                    }
+                }
+                partition.done |= enough[index].load(Ordering::Relaxed);
             }
             open.retain(|partition| !partition.done);
             if any {
@@ -136,14 +188,37 @@ impl Cluster {
                 thread::park_timeout(Duration::from_millis(50));
             }
         }
-        Ok(false)
+        Ok(true)
     }
+}
+
+/// `false`: nothing more is wanted at all.
+fn look_at<E>(
+    chunks: mpsc::Receiver<(usize, Arc<Chunk>)>,
+    enough: &[AtomicBool],
+    each: &mut impl FnMut(&Record) -> Result<Next, E>,
+) -> Result<bool, E> {
+    for (index, chunk) in chunks {
+        let enough = &enough[index];
+        for place in 0..chunk.len() {
+            if enough.load(Ordering::Relaxed) {
+                break;
+            }
+            match each(&chunk.record(place))? {
+                Next::More => {}
+                Next::Enough => enough.store(true, Ordering::Relaxed),
+                Next::Stop => return Ok(false),
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// A partition that is being read.
 struct Open {
     source: Arc<Source>,
     spare: Arc<Residency>,
+    index: usize,
     queue: PartitionQueue,
     start: i64,
     position: i64,
@@ -151,67 +226,41 @@ struct Open {
     done: bool,
 }
 
-enum Progress {
-    Nothing,
-    Some,
-    Stop,
-}
-
 impl Open {
-    fn read<E: From<InspectError>>(
-        &mut self,
-        each: &mut impl FnMut(&Record) -> Result<Next, E>,
-    ) -> Result<Progress, E> {
-        if self.done {
-            return Ok(Progress::Nothing);
-        }
+    fn read(&mut self) -> Result<Vec<Arc<Chunk>>, InspectError> {
         let begin = || ChunkBuilder::new(Arc::clone(&self.source), Some(Arc::clone(&self.spare)));
         let mut builder = begin();
         let mut chunks = Vec::new();
-        let (mut done, mut refused) = (false, None);
+        let mut refused = None;
         let (start, end) = (self.start, self.end);
-        let count = self.queue.read(BITE, |message| match message.error() {
+        let (done, position) = (&mut self.done, &mut self.position);
+        self.queue.read(BITE, |message| match message.error() {
             // The end of the log, or of what may be read of it: behind the last record stand markers, or nothing.
-            Some(Code::PartitionEOF) => done = true,
+            Some(Code::PartitionEOF) => *done = true,
             Some(code @ (Code::TopicAuthorizationFailed | Code::UnknownTopicOrPartition)) => {
                 refused = Some(code);
             }
             // The client goes on by itself.
             Some(_) => {}
             // Below its start: there is no such record any more, and the client began anew.
-            None if message.offset() >= end || message.offset() < start => done = true,
+            None if message.offset() >= end || message.offset() < start => *done = true,
             None => {
                 if builder.is_full() {
                     chunks.push(mem::replace(&mut builder, begin()).finish());
                 }
                 // Headers that cannot be parsed are none, as they are for a consumer.
                 let _ = copy_into(&mut builder, &message);
-                done |= message.offset() + 1 >= end;
+                *position = message.offset() + 1;
+                *done |= *position >= end;
             }
         });
         if let Some(code) = refused {
             let what = format!("reading topic `{}`", self.source.topic);
-            return Err(E::from(InspectError::Refused { what, code }));
+            return Err(InspectError::Refused { what, code });
         }
-        chunks.push(builder.finish());
-        for chunk in chunks {
-            for index in 0..chunk.len() {
-                let record = chunk.record(index);
-                self.position = record.offset() + 1;
-                match each(&record)? {
-                    Next::More => {}
-                    Next::Enough => {
-                        self.done = true;
-                        return Ok(Progress::Some);
-                    }
-                    Next::Stop => return Ok(Progress::Stop),
-                }
-            }
+        if builder.len() > 0 {
+            chunks.push(builder.finish());
         }
-        self.done = done;
-        Ok(match count {
-            0 => Progress::Nothing,
-            _ => Progress::Some,
-        })
+        Ok(chunks)
     }
 }

@@ -99,6 +99,7 @@ pub(super) fn write(flat: &mut Vec<u8>, name: &[u8], value: Option<&[u8]>) {
     flat.extend_from_slice(value.unwrap_or_default());
 }
 
+#[inline]
 fn read<'a>(flat: &mut &'a [u8]) -> Header<'a> {
     let name_length = read_length(flat);
     let name = take(flat, name_length);
@@ -121,7 +122,13 @@ fn write_length(flat: &mut Vec<u8>, mut length: usize) {
     flat.push(length as u8);
 }
 
+#[inline]
 fn read_length(flat: &mut &[u8]) -> usize {
+    // Nearly all of them.
+    if let [byte @ ..0x80, rest @ ..] = *flat {
+        *flat = rest;
+        return usize::from(*byte);
+    }
     let (mut length, mut shift) = (0, 0);
     loop {
         let byte = *flat

@@ -3,6 +3,7 @@
 use std::{borrow::Borrow, collections::HashMap, hash::Hash, io::Write};
 
 use console::style;
+use foldhash::fast::RandomState;
 use serde_json::{Value, json};
 
 use super::Letters;
@@ -174,14 +175,14 @@ struct Counted {
 
 /// How often each value was there.
 struct Tally<K> {
-    counts: HashMap<K, u64>,
+    counts: HashMap<K, u64, RandomState>,
     beyond: u64,
 }
 
 impl<K> Default for Tally<K> {
     fn default() -> Self {
         Self {
-            counts: HashMap::new(),
+            counts: HashMap::default(),
             beyond: 0,
         }
     }
