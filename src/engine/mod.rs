@@ -29,17 +29,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "cli")]
-pub(crate) use self::snapshot::LIMIT as SNAPSHOT_LIMIT;
-#[cfg(any(feature = "cli", feature = "internals"))]
-pub(crate) use self::snapshot::encode as encode_snapshot;
 pub(crate) use self::{
     breaker::BreakerChange,
     budget::Budget,
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
     partition::{Counts, OpenRecord, PartitionStatus},
-    snapshot::{FinishedAbove, Identity, Inherited, Marks, TopicSeen, decode as decode_snapshot},
+    snapshot::{
+        FinishedAbove, Identity, Inherited, LIMIT as SNAPSHOT_LIMIT, Marks, TopicSeen,
+        decode as decode_snapshot, encode as encode_snapshot,
+    },
 };
 use self::{
     breaker::{Breaker, Evidence},

@@ -194,11 +194,6 @@ impl Cluster {
         })
     }
 
-    /// For whom it speaks.
-    pub fn group(&self) -> &str {
-        &self.group
-    }
-
     /// For another client of the same cluster.
     pub(super) fn context(&self) -> Outside {
         Outside::new(self.oauth.clone())

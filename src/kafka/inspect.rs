@@ -38,6 +38,11 @@ impl Cluster {
         Self::with(&consumer, producer, group, None, patience)
     }
 
+    /// For whom it speaks.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
     /// Who is in the group now, and what each has. Empty also for a group that nobody knows.
     ///
     /// # Errors

@@ -31,6 +31,13 @@ const BITE: usize = 512;
 
 /// What is wanted after a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(
+        dead_code,
+        reason = "the command line needs more of it than the redriver"
+    )
+)]
 pub enum Next {
     /// The next one.
     More,

@@ -25,6 +25,13 @@ const ASKED: usize = 5_000;
 
 /// Where a group stands in a partition.
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(
+        dead_code,
+        reason = "the command line needs more of it than the redriver"
+    )
+)]
 pub struct Committed {
     /// The topic.
     pub topic: String,
@@ -71,6 +78,13 @@ impl Note {
 
 /// What a group has noted beside its committed offset.
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(
+        dead_code,
+        reason = "the command line needs more of it than the redriver"
+    )
+)]
 pub struct Remark {
     /// Ascending.
     pub finished: Vec<Range<i64>>,
