@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    thread,
+    thread::{self, ScopedJoinHandle, Thread},
     time::{Duration, Instant},
 };
 
@@ -52,8 +52,8 @@ const AHEAD: usize = 4;
 
 impl Cluster {
     /// Reads these offsets of the topic, a partition's records in their order, until they are read or `each` has had
-    /// enough. A thread of its own takes records from the client while `each` looks at those before them: parsing headers
-    /// is half of the work.
+    /// enough. Threads of their own take records from the client while `each` looks at those before them: most of the work
+    /// is that of parsing headers.
     ///
     /// # Errors
     ///
@@ -73,9 +73,8 @@ impl Cluster {
                 let groups = spans.chunks(AT_A_TIME).zip(enough.chunks(AT_A_TIME));
                 for (number, (spans, enough)) in groups.enumerate() {
                     let first = number * AT_A_TIME;
-                    let mut hand_on =
-                        |index: usize, chunk| send.send((first + index, chunk)).is_ok();
-                    if !self.read_together(topic, spans, enough, &mut hand_on)? {
+                    let hand_on = |index: usize, chunk| send.send((first + index, chunk)).is_ok();
+                    if !self.read_together(topic, spans, enough, &hand_on)? {
                         break;
                     }
                 }
@@ -84,16 +83,10 @@ impl Cluster {
             let looked = look_at(chunks, enough, &mut each);
             if !matches!(looked, Ok(true)) {
                 // The reader may wait for what does not come.
-                enough
-                    .iter()
-                    .for_each(|it| it.store(true, Ordering::Relaxed));
+                end(enough);
                 return looked.map(|_| ());
             }
-            let outcome: Result<(), InspectError> = match reader.join() {
-                Ok(outcome) => outcome,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            outcome.map_err(E::from)
+            joined(reader).map_err(E::from)
         })
     }
 
@@ -103,25 +96,41 @@ impl Cluster {
         topic: &str,
         spans: &[&(i32, Range<i64>)],
         enough: &[AtomicBool],
-        hand_on: &mut impl FnMut(usize, Arc<Chunk>) -> bool,
+        hand_on: &HandOn<'_>,
     ) -> Result<bool, InspectError> {
         if enough.iter().all(|it| it.load(Ordering::Relaxed)) {
             return Ok(true);
         }
-        let mut open = Vec::with_capacity(spans.len());
-        let mut assignment = TopicPartitionList::with_capacity(spans.len());
-        for (index, (partition, span)) in spans.iter().enumerate() {
-            open.push(self.open(topic, index, *partition, span, &mut assignment)?);
-        }
-        let what = format!("reading topic `{topic}`");
-        let assigned = self.client.assign(&assignment);
-        assigned.map_err(|error| self.explain(&what, &error))?;
-        let outcome = self.read_all(&mut open, enough, hand_on);
-        drop(open);
-        let unassigned = self.client.unassign();
-        let goes_on = outcome?;
-        unassigned.map_err(|error| self.explain(&what, &error))?;
-        Ok(goes_on)
+        thread::scope(|scope| {
+            let (share, shared) = mpsc::sync_channel::<Vec<Open>>(1);
+            let other = scope.spawn(move || {
+                let open = shared.recv().unwrap_or_default();
+                self.read_all(open, enough, hand_on)
+            });
+            let readers = [thread::current(), other.thread().clone()];
+            let mut open = [const { Vec::new() }; 2];
+            let mut assignment = TopicPartitionList::with_capacity(spans.len());
+            for (index, (partition, span)) in spans.iter().enumerate() {
+                let at = index % readers.len();
+                let reader = readers[at].clone();
+                open[at].push(self.open(topic, index, *partition, span, reader)?);
+                assignment
+                    .add_partition_offset(topic, *partition, Offset::Offset(span.start))
+                    .map_err(|error| InspectError::Client(error.to_string()))?;
+            }
+            let what = format!("reading topic `{topic}`");
+            let assigned = self.client.assign(&assignment);
+            assigned.map_err(|error| self.explain(&what, &error))?;
+            let [own, others] = open;
+            // It waits for them.
+            let _ = share.send(others);
+            let outcome = self.read_all(own, enough, hand_on);
+            let of_other = joined(other);
+            let unassigned = self.client.unassign();
+            let goes_on = outcome? & of_other?;
+            unassigned.map_err(|error| self.explain(&what, &error))?;
+            Ok(goes_on)
+        })
     }
 
     fn open(
@@ -130,15 +139,11 @@ impl Cluster {
         index: usize,
         partition: i32,
         span: &Range<i64>,
-        assignment: &mut TopicPartitionList,
+        reader: Thread,
     ) -> Result<Open, InspectError> {
-        let reader = thread::current();
         let wake = Arc::new(move || reader.unpark());
         let queue = PartitionQueue::take(self.client.lifeline(), topic, partition, wake);
         let queue = queue.ok_or_else(|| InspectError::UnknownTopic(topic.to_owned()))?;
-        assignment
-            .add_partition_offset(topic, partition, Offset::Offset(span.start))
-            .map_err(|error| InspectError::Client(error.to_string()))?;
         Ok(Open {
             source: Arc::new(Source::new(topic, partition)),
             spare: Arc::clone(&self.spare),
@@ -151,11 +156,25 @@ impl Cluster {
         })
     }
 
+    /// What ends it early ends the other reader too.
     fn read_all(
         &self,
-        open: &mut Vec<Open>,
+        open: Vec<Open>,
         enough: &[AtomicBool],
-        hand_on: &mut impl FnMut(usize, Arc<Chunk>) -> bool,
+        hand_on: &HandOn<'_>,
+    ) -> Result<bool, InspectError> {
+        let outcome = self.read_until_done(open, enough, hand_on);
+        if !matches!(outcome, Ok(true)) {
+            end(enough);
+        }
+        outcome
+    }
+
+    fn read_until_done(
+        &self,
+        mut open: Vec<Open>,
+        enough: &[AtomicBool],
+        hand_on: &HandOn<'_>,
     ) -> Result<bool, InspectError> {
         let mut quiet_since = Instant::now();
         while let Some(Open {
@@ -176,7 +195,7 @@ impl Cluster {
             }
             self.serve();
             let mut any = false;
-            for partition in &mut *open {
+            for partition in &mut open {
                 let index = partition.index;
                 let chunks = partition.read()?;
                 for chunk in chunks {
@@ -196,6 +215,22 @@ impl Cluster {
             }
         }
         Ok(true)
+    }
+}
+
+/// Takes a chunk of the partition at this place; `false`: nobody wants more.
+type HandOn<'a> = dyn Fn(usize, Arc<Chunk>) -> bool + Sync + 'a;
+
+fn end(enough: &[AtomicBool]) {
+    enough
+        .iter()
+        .for_each(|it| it.store(true, Ordering::Relaxed));
+}
+
+fn joined<T>(reader: ScopedJoinHandle<'_, T>) -> T {
+    match reader.join() {
+        Ok(outcome) => outcome,
+        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
