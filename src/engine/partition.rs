@@ -453,6 +453,7 @@ impl<R> Partition<R> {
 
     /// The record has come back untouched.
     pub(crate) fn not_started(&mut self, seq: u64) {
+        self.suspects.came_back(seq);
         let at = self.slot(seq);
         self.slots[at].since &= !RUNNING;
     }
@@ -477,6 +478,7 @@ impl<R> Partition<R> {
         if let Some(failing) = self.failing.get_mut(&seq) {
             failing.postponed = true;
         }
+        self.suspects.came_back(seq);
         let at = self.slot(seq);
         self.slots[at].since = clock;
     }

@@ -18,7 +18,10 @@
 //! always found. Partitions that are not suspect notice one exchange with the broker before their first record.
 //! A partition that is handed over in order leaves no mark, only what is still to be run alone or carefully.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use super::{
     commit::CommitEntry,
@@ -76,6 +79,8 @@ struct Note {
     acknowledged: bool,
     /// With its handler.
     out: bool,
+    /// It is one of those that were to run alone, and is counted as having done so.
+    counted: bool,
 }
 
 /// What is suspected of one partition's records.
@@ -248,7 +253,8 @@ impl Suspects {
                     return Pass::Held;
                 }
                 note.out = true;
-                self.alone = self.alone.saturating_sub(u32::from(next.attempts == 0));
+                note.counted = next.attempts == 0 && self.alone > 0;
+                self.alone -= u32::from(note.counted);
                 Pass::Alone
             }
             _ => {
@@ -260,9 +266,20 @@ impl Suspects {
                     version: *version,
                     acknowledged: false,
                     out: false,
+                    counted: false,
                 });
                 Pass::Held
             }
+        }
+    }
+
+    /// The record has come back without having been tried, or through no fault of its own: it has yet to run alone.
+    pub(super) fn came_back(&mut self, seq: u64) {
+        if let Some(note) = &mut self.note
+            && note.seq == seq
+            && mem::take(&mut note.counted)
+        {
+            self.alone += 1;
         }
     }
 
@@ -347,7 +364,7 @@ impl Suspects {
 
     /// `true`: the broker may have what an orderly end takes back.
     pub(super) fn hand_over(&mut self) -> bool {
-        std::mem::take(&mut self.touched)
+        mem::take(&mut self.touched)
     }
 
     /// The broker has acknowledged this commit.

@@ -180,10 +180,14 @@ impl Process {
     }
 
     fn fail(&mut self, index: usize) {
+        self.fail_with(index, AfterFailure::Retry(None));
+    }
+
+    fn fail_with(&mut self, index: usize, then: AfterFailure) {
         let (at, job) = self.out.remove(index);
         let failed = Failed {
             job,
-            then: AfterFailure::Retry(None),
+            then,
             cause: (),
         };
         self.engine.failed(self.owners[at].unwrap(), failed);
@@ -656,6 +660,31 @@ fn a_suspect_that_fails_is_tried_again_alone_while_others_have_their_turn() {
     }
     let again = order.iter().position(|run| *run == (0, 2));
     assert!(again.is_some_and(|at| at > 3), "{order:?}");
+}
+
+/// As while its message is claimed by the process that it has killed.
+#[test]
+fn a_suspect_that_is_postponed_again_and_again_has_yet_to_run_alone() {
+    let mut broker = with_suspects([10, 0]);
+    let mut process = Process::start(&broker, config(Ordering::Unordered));
+    let mut looks = 0;
+    while looks < 50 {
+        process.read(&broker);
+        process.hand_over(&mut broker);
+        if let Some((_, job)) = process.out.first() {
+            let record = job.record;
+            assert_eq!(process.out.len(), 1);
+            assert_eq!(broker.marks(0).running, Some(record), "after {looks} looks");
+            if record == 2 {
+                looks += 1;
+                process.fail_with(0, AfterFailure::Postpone(ms(10)));
+            } else {
+                process.finish(0, &mut broker);
+            }
+        }
+        process.commit(&mut broker);
+        process.pass(ms(5));
+    }
 }
 
 #[test]
