@@ -29,7 +29,13 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
     let limit = lease.context.handler_timeout;
     let wanted = || lease.is_wanted();
     let _out = places.enter();
-    let mut held = match claims.enter(record).await {
+    let entry = tokio::select! {
+        biased;
+        entry = claims.enter(record) => entry,
+        // What waits for the store has not started: nobody shall wait for it when its partition is taken away.
+        () = lease.fence.wait_until(Fence::is_closed) => return Attempted::NotStarted,
+    };
+    let mut held = match entry {
         Entry::Claimed(held) => held,
         Entry::Unclaimed => {
             let Some(_place) = places.take(wanted).await else {
@@ -89,14 +95,17 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
     }
     if let Err(reason) = held.complete(is_over(lease, seq)).await {
         claims.note_possible_repeat();
-        tracing::warn!(
-            topic = record.topic(),
-            partition = record.partition(),
-            offset = record.offset(),
-            error = reason,
-            "a record was handled, and the idempotency store could not be told: if its message comes again it is handled \
-             again"
-        );
+        if let Some(omitted) = claims.is_worth_telling() {
+            tracing::warn!(
+                topic = record.topic(),
+                partition = record.partition(),
+                offset = record.offset(),
+                error = reason,
+                omitted,
+                "a record was handled, and the idempotency store could not be told: if its message comes again it is \
+                 handled again"
+            );
+        }
     }
     attempted
 }

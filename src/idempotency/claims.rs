@@ -3,10 +3,12 @@
 
 use std::{
     mem,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -29,6 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const CALM: Duration = Duration::from_secs(1);
 /// How often a store that is down is asked under [`Unreachable::Process`].
 const PROBE: Duration = Duration::from_secs(1);
+/// Possible repeats that are logged one by one in a second.
+const LINES: u32 = 20;
 
 /// A store as the records of one consumer share it.
 pub(crate) struct Claims {
@@ -38,6 +42,7 @@ pub(crate) struct Claims {
     health: Health,
     duplicates: Mutex<Duplicates>,
     possible_repeats: AtomicU64,
+    told: Mutex<Told>,
     id_conflicts: AtomicU64,
 }
 
@@ -66,6 +71,7 @@ impl Claims {
             health: Health::default(),
             duplicates: Mutex::default(),
             possible_repeats: AtomicU64::new(0),
+            told: Mutex::default(),
             id_conflicts: AtomicU64::new(0),
         }
     }
@@ -83,10 +89,9 @@ impl Claims {
             .id
             .of(record, |id, from| (Id::under(&self.prefix, id), from));
         let fingerprint = self.settings.fingerprint.as_ref().map(|of| of(record));
-        let claim = self.settings.store.claim(&id, lease);
         // At least half of the lease is left of what is granted.
-        match self.ask(claim, lease / 2).await {
-            Ok(Claim::Claimed(token)) => Entry::Claimed(Held {
+        match self.ask(Claiming::new(self, id), lease / 2).await {
+            Ok((id, Claim::Claimed(token))) => Entry::Claimed(Held {
                 claims: Arc::clone(self),
                 id,
                 token,
@@ -94,7 +99,7 @@ impl Claims {
                 since: asked,
                 standing: true,
             }),
-            Ok(Claim::Done { fingerprint: known }) => {
+            Ok((_, Claim::Done { fingerprint: known })) => {
                 if fingerprint.is_some_and(|own| known.is_some_and(|known| known != own)) {
                     self.id_conflicts.fetch_add(1, Ordering::Relaxed);
                     return Entry::Conflict;
@@ -102,7 +107,7 @@ impl Claims {
                 self.note_duplicate(from);
                 Entry::Duplicate
             }
-            Ok(Claim::InProgress { lapses_in }) => {
+            Ok((_, Claim::InProgress { lapses_in })) => {
                 // Its bits are as good as any.
                 let random = Token::unique().as_bytes()[0];
                 Entry::InProgress(next_look(lease, lapses_in, random))
@@ -113,7 +118,11 @@ impl Claims {
     }
 
     /// The store's answer, if it comes in time.
-    async fn ask<T>(&self, call: Reply<'_, T>, limit: Duration) -> Result<T, StoreError> {
+    async fn ask<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+        limit: Duration,
+    ) -> Result<T, StoreError> {
         let answer = timeout(limit, call).await.unwrap_or_else(|_| {
             let late = format!("it has not answered within {} ms", limit.as_millis());
             Err(StoreError::unavailable(late))
@@ -125,9 +134,21 @@ impl Claims {
         answer
     }
 
+    async fn release(&self, id: &Id, token: &Token) {
+        let release = self.settings.store.release(id, token);
+        // If that fails it lapses.
+        let _ = self.ask(release, self.settings.lease / 3).await;
+    }
+
     /// A record was handled, and the store does not know of it.
     pub(crate) fn note_possible_repeat(&self) {
         self.possible_repeats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether this one is to be logged, and how many were not since the last one that was.
+    pub(crate) fn is_worth_telling(&self) -> Option<u64> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.another(Instant::now())
     }
 
     fn note_duplicate(&self, from: IdFrom) {
@@ -193,6 +214,59 @@ impl Claims {
         };
         self.down()
             .filter(|down| down.refuses || down.since.elapsed() >= after)
+    }
+}
+
+/// A claim that is asked for. If nobody waits for the answer any more, since it is late or the record is not for us to
+/// handle now, what it grants is given up: whoever comes next shall not have to wait for its lease.
+struct Claiming {
+    claims: Arc<Claims>,
+    /// Not there while it is polled, so that a store that panics is not asked again.
+    call: Option<Reply<'static, (Id, Claim)>>,
+}
+
+impl Claiming {
+    fn new(claims: &Arc<Claims>, id: Id) -> Self {
+        let claims = Arc::clone(claims);
+        let asked = Arc::clone(&claims);
+        let call = async move {
+            let settings = &asked.settings;
+            let claim = settings.store.claim(&id, settings.lease).await?;
+            Ok((id, claim))
+        };
+        Self {
+            claims,
+            call: Some(Box::pin(call)),
+        }
+    }
+}
+
+impl Future for Claiming {
+    type Output = Result<(Id, Claim), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut call = self.call.take().expect("it has not been answered yet");
+        let polled = call.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.call = Some(call);
+        }
+        polled
+    }
+}
+
+impl Drop for Claiming {
+    fn drop(&mut self) {
+        let Some(call) = self.call.take() else {
+            return;
+        };
+        let claims = Arc::clone(&self.claims);
+        self.claims.runtime.spawn(async move {
+            // Later than that, it is for the lease to lapse.
+            if let Ok(Ok((id, Claim::Claimed(token)))) = timeout(claims.settings.lease, call).await
+            {
+                claims.release(&id, &token).await;
+            }
+        });
     }
 }
 
@@ -283,10 +357,7 @@ impl Held {
     /// Gives it up: it is free at once.
     pub(crate) async fn release(mut self) {
         self.standing = false;
-        let Claims { settings, .. } = &*self.claims;
-        let release = settings.store.release(&self.id, &self.token);
-        // If that fails it lapses.
-        let _ = self.claims.ask(release, settings.lease / 3).await;
+        self.claims.release(&self.id, &self.token).await;
     }
 }
 
@@ -300,6 +371,30 @@ impl Drop for Held {
                 ..*self
             };
             self.claims.runtime.spawn(again.release());
+        }
+    }
+}
+
+/// How much has been logged of what a store that forgets its claims would have logged for every record.
+#[derive(Default)]
+struct Told {
+    /// When the current second began, and how many lines it has had.
+    second: Option<(Instant, u32)>,
+    omitted: u64,
+}
+
+impl Told {
+    fn another(&mut self, now: Instant) -> Option<u64> {
+        let second = self.second.take();
+        let same = second.filter(|(since, _)| now.saturating_duration_since(*since) < CALM);
+        let (since, lines) = same.unwrap_or((now, 0));
+        let told = lines < LINES;
+        self.second = Some((since, lines + u32::from(told)));
+        if told {
+            Some(mem::take(&mut self.omitted))
+        } else {
+            self.omitted += 1;
+            None
         }
     }
 }
@@ -434,6 +529,16 @@ mod tests {
             between(look(LEASE), 1, 11);
             between(next_look(LEASE, LEASE * 6, random), 720, 990);
         }
+    }
+
+    #[test]
+    fn a_flood_of_possible_repeats_is_logged_by_a_few_of_them_and_their_number() {
+        let mut told = Told::default();
+        let now = Instant::now();
+        let logged = (0..1_000).filter(|_| told.another(now) == Some(0)).count();
+        assert_eq!(logged, LINES as usize);
+        assert_eq!(told.another(now + CALM), Some(1_000 - u64::from(LINES)));
+        assert_eq!(told.another(now + CALM), Some(0));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! A store in Redis or Valkey.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{mem, sync::LazyLock, time::Duration};
 
 use redis::{
     Client, ErrorKind, RedisError, Script, ServerErrorKind,
     aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
 };
+
+use tokio::runtime::Handle;
 
 use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis};
 
@@ -50,8 +52,13 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Refused`] if the URL is malformed.
+    /// [`StoreError::Refused`] if the URL is malformed, or this is not called from within the tokio runtime that the
+    /// connection is to live on.
     pub fn connect(url: &str) -> Result<Self, StoreError> {
+        if Handle::try_current().is_err() {
+            let reason = "its connection lives on a tokio runtime: call `RedisStore::connect` from within one";
+            return Err(StoreError::refused(reason));
+        }
         const TIMEOUT: Duration = Duration::from_secs(5);
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(TIMEOUT))
@@ -130,7 +137,12 @@ where
         Box::pin(async move {
             let token = Token::unique();
             loop {
-                let holder: Option<Vec<u8>> = redis::cmd("SET")
+                let unanswered = Unanswered {
+                    store: self,
+                    id,
+                    token: &token,
+                };
+                let answer = redis::cmd("SET")
                     .arg(id.as_bytes())
                     .arg(claimed(&token))
                     .arg("NX")
@@ -138,8 +150,11 @@ where
                     .arg(millis(lease))
                     .arg("GET")
                     .query_async(&mut connection)
-                    .await
-                    .map_err(error)?;
+                    .await;
+                if !answer.as_ref().is_err_and(RedisError::is_timeout) {
+                    mem::forget(unanswered);
+                }
+                let holder: Option<Vec<u8>> = answer.map_err(error)?;
                 match holder.as_deref() {
                     None => return Ok(Claim::Claimed(token)),
                     Some([b'd', rest @ ..]) => {
@@ -208,6 +223,35 @@ where
     }
 }
 
+/// A claim that the server may grant although nobody waits for it any more: a server that did not answer goes on with all
+/// that it was sent, and its lease would begin then. So its release is sent after it, on the same connection.
+struct Unanswered<'a, C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    store: &'a RedisStore<C>,
+    id: &'a Id,
+    token: &'a Token,
+}
+
+impl<C> Drop for Unanswered<'_, C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let mut connection = self.store.connection.clone();
+        let mut call = RELEASE.key(self.id.as_bytes());
+        call.arg(claimed(self.token));
+        runtime.spawn(async move {
+            // If that fails it lapses.
+            let _ = call.invoke_async::<u8>(&mut connection).await;
+        });
+    }
+}
+
 /// That behind the token of a value.
 fn fingerprint(rest: &[u8]) -> Option<Fingerprint> {
     let bytes = rest.get(size_of::<Token>()..)?;
@@ -230,5 +274,27 @@ fn error(error: RedisError) -> StoreError {
         StoreError::refused(error)
     } else {
         StoreError::unavailable(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_runtime_or_with_a_malformed_url_there_is_no_store() {
+        let refused = |url| RedisStore::connect(url).expect_err("it cannot work");
+        assert!(
+            refused("redis://localhost/")
+                .to_string()
+                .contains("runtime")
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be made");
+        let _entered = runtime.enter();
+        assert!(!refused("no url").is_transient());
+        RedisStore::connect("redis://localhost/").expect("nothing is asked yet");
     }
 }

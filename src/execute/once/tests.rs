@@ -32,6 +32,8 @@ struct Flaky {
     claims_fail: AtomicBool,
     completions_fail: AtomicBool,
     hangs: AtomicBool,
+    /// Claims are granted, and the answer takes longer than anybody waits.
+    late: AtomicBool,
     asked: AtomicUsize,
     refuses: AtomicBool,
 }
@@ -61,7 +63,13 @@ impl Flaky {
 
 impl Store for Flaky {
     fn claim<'a>(&'a self, id: &'a Id, lease: Duration) -> Reply<'a, Claim> {
-        Box::pin(async move { self.pass(&self.claims_fail).await?.claim(id, lease).await })
+        Box::pin(async move {
+            let claim = self.pass(&self.claims_fail).await?.claim(id, lease).await;
+            if self.late.load(Ordering::SeqCst) {
+                sleep(lease * 6 / 10).await;
+            }
+            claim
+        })
     }
 
     fn renew<'a>(&'a self, id: &'a Id, token: &'a Token, lease: Duration) -> Reply<'a, Update> {
@@ -436,6 +444,51 @@ async fn what_has_lapsed_while_it_waited_for_a_place_is_not_started() {
     assert!(matches!(second, Attempted::NotStarted));
     assert_eq!(process.handled(), 1);
     assert!(matches!(process.handle(&other).await, Attempted::Handled));
+}
+
+// R4
+#[tokio::test]
+async fn nobody_waits_for_a_claim_that_hangs_when_its_partition_is_taken_away() {
+    let process = Process::new(|it| it.lease(LEASE * 100));
+    process.store.hangs.store(true, Ordering::SeqCst);
+    let record = record("1", "");
+    let since = Instant::now();
+    let drains = async {
+        sleep(LEASE / 10).await;
+        process.lease.fence.close(Instant::now() + LEASE * 50);
+    };
+    let (attempted, ()) = tokio::join!(process.handle(&record), drains);
+    assert!(matches!(attempted, Attempted::NotStarted));
+    assert!(since.elapsed() < LEASE * 20);
+    assert_eq!(process.handled(), 0);
+}
+
+#[tokio::test]
+async fn what_is_granted_when_nobody_waits_for_it_any_more_is_free() {
+    let lease = LEASE * 4;
+    for taken_away in [false, true] {
+        let process = Process::new(|it| it.lease(lease));
+        let next = Process::beside(Arc::clone(&process.store), |it| it.lease(lease));
+        process.store.late.store(true, Ordering::SeqCst);
+        let record = record("1", "");
+        let since = Instant::now();
+        let drains = async {
+            sleep(LEASE / 10).await;
+            if taken_away {
+                process.lease.fence.close(Instant::now() + LEASE);
+            }
+        };
+        let (attempted, ()) = tokio::join!(process.handle(&record), drains);
+        match attempted {
+            Attempted::NotStarted if taken_away => {}
+            Attempted::StoreUnreachable(_) if !taken_away => {}
+            _ => panic!("there is no answer in time"),
+        }
+        process.store.late.store(false, Ordering::SeqCst);
+        sleep((lease * 7 / 10).saturating_sub(since.elapsed())).await;
+        assert!(matches!(next.handle(&record).await, Attempted::Handled));
+        assert!(since.elapsed() < lease, "before its lease has lapsed");
+    }
 }
 
 // P8
