@@ -2,9 +2,14 @@
 
 mod common;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
-use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
+use common::{
+    PATIENCE, Running, Seen, all_committed, committed, consumer, millis, store_under_test, until,
+};
 use reliable_consumer::{
     BuildError, Bytes, Classification, DeadLetter, DynError, ErrorMessage, HandlerResult, Json,
     Message, Ordering, Record as Raw, Retry, Text, header_names, permanent,
@@ -614,15 +619,18 @@ async fn poison_does_not_clog_the_flow() {
             Ok(())
         }
     };
+    // As long as the healthy ones need, with a store that is asked twice for each.
+    let wait = Duration::from_secs(if store_under_test().is_some() { 4 } else { 1 });
     let builder = consumer(&cluster, &group)
         .topic(&topic)
         .concurrency(8)
-        .retry(Retry::fixed(Duration::from_secs(1)).max_attempts(3))
+        .retry(Retry::fixed(wait).max_attempts(3))
         .dead_letter(DeadLetter::topic(&letters));
     let run = Running::start(builder, handler);
     let handle = run.handle.clone();
     let mut held = 0;
-    for _ in 0..100 {
+    let began = Instant::now();
+    while began.elapsed() < wait * 2 {
         held = handle
             .status()
             .await

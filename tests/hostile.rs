@@ -216,16 +216,16 @@ fn one_thread_for_everything_is_enough() {
     let (topic, group) = (cluster.create_topic("one-thread", 3, &[]), unique("group"));
     cluster.produce(&topic, (0..5_000).map(|n| Record::value(n.to_string())));
     let seen = Seen::default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let entered = runtime.enter();
     let consumer = consumer(&cluster, &group).topic(&topic).build().unwrap();
+    drop(entered);
     let handle = consumer.handle();
     let noting = seen.noting();
-    let run = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(consumer.run(noting).into_future())
-    });
+    let run = std::thread::spawn(move || runtime.block_on(consumer.run(noting).into_future()));
     all_committed(&cluster, &group, &topic);
     handle.shutdown().unwrap();
     assert_eq!(run.join().unwrap().unwrap().handled, 5_000);

@@ -325,11 +325,17 @@ async fn a_message_in_progress_elsewhere_holds_up_its_key_and_neither_a_handler_
         .concurrency(1);
     let running = world.start(builder, Duration::ZERO);
     until("the other key", || world.effects.len() == 20).await;
-    let status = running.handle.status().await.unwrap();
-    assert_eq!(
-        (status.partitions[0].running, status.partitions[0].retrying),
-        (0, 1)
-    );
+    // It is looked at now and then, and waits in between.
+    let since = Instant::now();
+    loop {
+        let status = running.handle.status().await.unwrap();
+        let partition = &status.partitions[0];
+        if (partition.running, partition.retrying) == (0, 1) {
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "{partition:?}");
+        tokio::time::sleep(millis(5)).await;
+    }
     assert_eq!(committed(&world.cluster, &world.group, &world.topic), [0]);
     let since = Instant::now();
     let report = running.stop().await;
@@ -439,6 +445,56 @@ async fn while_redis_is_away_records_wait_and_none_is_dropped_dead_lettered_or_h
     away.repeats_are_those_that_were_told_of(500, report.possible_repeats);
     assert!(report.outages > 0);
     assert_eq!((report.retried, report.dead_lettered), (0, 0));
+}
+
+// P8: a store that is there and does not answer, and which goes on with what it was sent meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_redis_has_been_frozen_for_longer_than_leases_last_nothing_is_lost_and_the_flow_is_soon_back()
+ {
+    let Some(mut away) = Away::new() else { return };
+    away.produce(0..400);
+    let running = away.start(Unreachable::Wait);
+    let mut events = running.handle.events().unwrap();
+    away.effects(100).await;
+    away.redis.freeze();
+    let frozen = Instant::now();
+    next(&mut events, |it| {
+        matches!(it, Event::IdempotencyStoreDown { .. })
+    })
+    .await;
+    let until = frozen + LEASE * 2;
+    tokio::time::sleep_until(until.into()).await;
+    let before = away.world.effects.len();
+    away.redis.thaw();
+    let thawed = Instant::now();
+    away.effects(before + 200).await;
+    assert!(thawed.elapsed() < SECOND * 3, "{:?}", thawed.elapsed());
+    away.world.all_committed();
+    let report = running.stop().await;
+    assert!(
+        report.possible_repeats <= IN_PROGRESS,
+        "{}",
+        report.possible_repeats
+    );
+    away.repeats_are_those_that_were_told_of(400, report.possible_repeats);
+    assert_eq!((report.retried, report.dead_lettered), (0, 0));
+    assert_eq!(report.handled + report.duplicates.total(), 800);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_a_frozen_redis_grants_when_nobody_waits_for_it_any_more_is_free_at_once() {
+    let redis = tokio::task::block_in_place(|| own_service(ServiceKind::Redis));
+    let Some(mut redis) = redis else { return };
+    let store = RedisStore::connect(redis.url()).unwrap();
+    let [before, id] = ["before", "late"].map(|id| Id::new("test", "test", id));
+    let claim = store.claim(&before, LEASE).await.unwrap();
+    assert!(matches!(claim, Claim::Claimed(_)), "it is connected");
+    redis.freeze();
+    let unanswered = tokio::time::timeout(millis(300), store.claim(&id, PATIENCE * 2)).await;
+    assert!(unanswered.is_err());
+    redis.thaw();
+    let claim = store.claim(&id, LEASE).await.unwrap();
+    assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,6 +34,7 @@ fn member(cluster: &Cluster, group: &str, topic: &str, protocol: &[(&str, &str)]
         .topic(topic)
         .commit_interval(millis(100))
         .property("topic.metadata.refresh.interval.ms", "500");
+    let builder = common::with_store_under_test(builder);
     protocol.iter().fold(builder, |builder, (name, value)| {
         builder.property(*name, *value)
     })

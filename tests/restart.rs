@@ -1,6 +1,8 @@
 //! A consumer that ends and starts again on a real broker: nothing is lost, and nothing that was finished is handled
 //! again.
 
+mod common;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -73,7 +75,7 @@ impl World {
     }
 
     fn consumer(&self, ordering: Ordering) -> ReliableConsumer {
-        ReliableConsumer::builder()
+        let builder = ReliableConsumer::builder()
             .bootstrap_servers(self.cluster.brokers())
             .group_id(&self.group)
             .topic(&self.topic)
@@ -83,7 +85,8 @@ impl World {
             .retry(Retry::exponential(
                 Duration::from_secs(3600),
                 Duration::from_secs(3600),
-            ))
+            ));
+        common::with_store_under_test(builder)
             .build()
             .expect("all that is needed is set")
     }

@@ -119,18 +119,50 @@ impl Service {
         end(guard.expect("the server runs"), b"keep\n");
     }
 
+    /// Stops the server's process as it is, connections and all: it is there and does not answer. Of Redis, which is one
+    /// process.
+    pub fn freeze(&mut self) {
+        self.tell(b"freeze\n");
+    }
+
+    /// Has it go on, with what it was sent meanwhile.
+    pub fn thaw(&mut self) {
+        self.tell(b"thaw\n");
+    }
+
+    /// Has a Redis that was started here sync its file once a second, for tests that are not about what it forgets.
+    pub fn sync_seldom(&self) {
+        let Some(own) = &self.own else { return };
+        let mut answer = [0; 3];
+        let mut stream = TcpStream::connect(("127.0.0.1", own.port)).expect("it runs");
+        stream
+            .write_all(b"CONFIG SET appendfsync everysec\r\n")
+            .and_then(|()| stream.read_exact(&mut answer))
+            .expect("it answers");
+        assert_eq!(&answer, b"+OK");
+    }
+
+    fn tell(&mut self, word: &[u8]) {
+        let guard = self.own_mut().guard.as_mut();
+        let input = guard.and_then(|guard| guard.stdin.as_mut());
+        let told = input.expect("the server runs").write_all(word);
+        told.expect("its guard reads what it is told");
+    }
+
     /// Starts it on its port again, and waits until it answers.
     pub fn start(&mut self) {
         let kind = self.kind;
         let own = self.own_mut();
         assert!(own.guard.is_none(), "the server runs already");
         let log = fs::File::create(own.directory.join("log")).expect("the directory is ours");
-        // The shell waits for a line or the end of its input, whichever way this process ends.
+        // The shell does what it is told, until the end of its input, whichever way this process ends.
         let script = r#"signal=$1 directory=$2; shift 2
             "$@" </dev/null & server=$!
-            read -r keep
-            kill -"$signal" "$server"; wait "$server"
-            [ "$keep" = keep ] || rm -rf "$directory""#;
+            while read -r word; do
+                case $word in freeze) kill -STOP "$server" ;; thaw) kill -CONT "$server" ;; *) break ;; esac
+            done
+            kill -"$signal" "$server"; kill -CONT "$server"; wait "$server"
+            [ "$word" = keep ] || rm -rf "$directory""#;
         let guard = Command::new("sh")
             .args(["-c", script, "guard", kind.crash()])
             .arg(&own.directory)
@@ -156,7 +188,7 @@ impl Service {
     fn own_mut(&mut self) -> &mut Own {
         self.own
             .as_mut()
-            .expect("only a server of the test's own can be stopped and started")
+            .expect("only a server of the test's own can be stopped, started and frozen")
     }
 }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::{
+    env,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -13,6 +14,8 @@ use reliable_consumer::{
     ReliableConsumer, Report, RunError, Text, TopicPartition,
 };
 use reliable_consumer_testing::{Cluster, eventually};
+#[cfg(feature = "redis")]
+use reliable_consumer_testing::{ServiceKind, service};
 use tokio::task::JoinHandle;
 
 /// Long enough for anything that is going to happen.
@@ -24,12 +27,42 @@ pub fn millis(millis: u64) -> Duration {
 
 /// A consumer as most tests want it: quick to commit.
 pub fn consumer(cluster: &Cluster, group: &str) -> Builder {
-    ReliableConsumer::builder()
+    let builder = ReliableConsumer::builder()
         .bootstrap_servers(cluster.brokers())
         .group_id(group)
         .commit_interval(millis(100))
         .property("session.timeout.ms", "6000")
-        .property("heartbeat.interval.ms", "500")
+        .property("heartbeat.interval.ms", "500");
+    with_store_under_test(builder)
+}
+
+/// The idempotency store that this run of the tests has consumers use: what holds without one is to hold with one.
+pub fn store_under_test() -> Option<String> {
+    let named = env::var("RELIABLE_CONSUMER_TEST_STORE").ok();
+    named.filter(|name| !name.is_empty())
+}
+
+/// Has the consumer use the store under test, if there is one. What a test stores is its own: the group's name is in it.
+pub fn with_store_under_test(builder: Builder) -> Builder {
+    match store_under_test().as_deref() {
+        None => builder,
+        Some("redis") => builder.idempotency(redis()),
+        Some(other) => panic!("RELIABLE_CONSUMER_TEST_STORE={other}: only redis can be chosen"),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis() -> reliable_consumer::idempotency::RedisStore {
+    let redis = tokio::task::block_in_place(|| service(ServiceKind::Redis));
+    let redis = redis.expect("a store under test is there");
+    // Order by partition is one call after another.
+    redis.sync_seldom();
+    reliable_consumer::idempotency::RedisStore::connect(redis.url()).unwrap()
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis() -> reliable_consumer::idempotency::MemoryStore {
+    panic!("RELIABLE_CONSUMER_TEST_STORE=redis needs --features redis")
 }
 
 /// A consumer at work.
