@@ -69,6 +69,8 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
         biased;
         place = turn => place,
         () = held.keep() => None,
+        // Also while the store is waited for.
+        () = lease.fence.wait_until(Fence::is_closed) => None,
     };
     // What has not started when its partition is taken away does not start: its next owner shall not have to wait for it.
     // Nor does what somebody else may have claimed meanwhile.

@@ -463,6 +463,30 @@ async fn nobody_waits_for_a_claim_that_hangs_when_its_partition_is_taken_away() 
     assert_eq!(process.handled(), 0);
 }
 
+// R4
+#[tokio::test]
+async fn nobody_waits_for_a_store_to_come_back_when_a_partition_is_taken_away() {
+    let process = Process::new(|it| it.lease(LEASE * 100));
+    let running = async {
+        sleep(LEASE / 10).await;
+        // Claimed, and waiting for a place, while another one finds the store away.
+        process.store.claims_fail.store(true, Ordering::SeqCst);
+        let away = process.handle(&record("3", "")).await;
+        assert!(matches!(away, Attempted::StoreUnreachable(_)));
+        Attempted::Failed(HandlerError::new("no"))
+    };
+    let since = Instant::now();
+    let drains = async {
+        sleep(LEASE).await;
+        process.lease.fence.close(Instant::now() + LEASE * 50);
+    };
+    let (one, two) = (record("1", ""), record("2", ""));
+    let (_, waited, ()) =
+        tokio::join!(process.attempt(&one, running), process.handle(&two), drains);
+    assert!(matches!(waited, Attempted::NotStarted));
+    assert!(since.elapsed() < LEASE * 20, "{:?}", since.elapsed());
+}
+
 #[tokio::test]
 async fn what_is_granted_when_nobody_waits_for_it_any_more_is_free() {
     let lease = LEASE * 4;
