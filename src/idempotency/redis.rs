@@ -113,12 +113,9 @@ static COMPLETE: LazyLock<Script> = LazyLock::new(|| {
          return 1",
     )
 });
-static RELEASE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-         return redis.call('DEL', KEYS[1])",
-    )
-});
+const RELEASE_TEXT: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+         return redis.call('DEL', KEYS[1])";
+static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(RELEASE_TEXT));
 
 fn update(changed: u8) -> Update {
     if changed == 1 {
@@ -243,11 +240,13 @@ where
             return;
         };
         let mut connection = self.store.connection.clone();
-        let mut call = RELEASE.key(self.id.as_bytes());
+        // The text itself: by its hash a server that does not know it would be asked twice, and others come in between.
+        let mut call = redis::cmd("EVAL");
+        call.arg(RELEASE_TEXT).arg(1).arg(self.id.as_bytes());
         call.arg(claimed(self.token));
         runtime.spawn(async move {
             // If that fails it lapses.
-            let _ = call.invoke_async::<u8>(&mut connection).await;
+            let _ = call.query_async::<u8>(&mut connection).await;
         });
     }
 }
