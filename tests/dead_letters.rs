@@ -314,7 +314,7 @@ async fn a_retry_that_waits_longer_than_the_poll_interval_costs_no_membership_an
         .topic(&topic)
         .rebalance_listener(changes.clone())
         .property("max.poll.interval.ms", "6000")
-        .retry(Retry::fixed(Duration::from_secs(8)).max_attempts(2));
+        .retry(Retry::fixed(Duration::from_secs(10)).max_attempts(2));
     let run = Running::start(builder, handler);
     until("the other key", || calls.len() == 2).await;
     tokio::time::sleep(Duration::from_secs(7)).await;

@@ -598,7 +598,8 @@ impl<R, C> Engine<R, C> {
     pub(crate) fn next_batch(&mut self) -> Option<Batch<R>> {
         self.attend_to_suspects();
         let limit = self.config.concurrency + self.ahead();
-        let at_once = self.config.concurrency + self.run_ahead.unwrap_or(0);
+        // How many turns may start at once; with others ahead of them nobody knows but who starts them.
+        let at_once = self.run_ahead.map_or(self.config.concurrency, |_| 0);
         let on_trial = self.breaker.room();
         let allowed = limit
             .saturating_sub(self.turns_out)

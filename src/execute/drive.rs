@@ -210,7 +210,8 @@ where
                 return outcomes.report(context);
             }
             Stop::Pending { slot, job, follows } => {
-                if beyond || follows {
+                // Where there is a store, it is told when the handler has a place.
+                if (beyond || follows) && context.claims.is_none() {
                     let seq = job.seq;
                     context
                         .reports

@@ -41,6 +41,7 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
             let Some(_place) = places.take(wanted).await else {
                 return Attempted::NotStarted;
             };
+            lease.report_progress(seq);
             let mut slot: Slot<F> = Box::pin(Some(handler));
             let attempted = finish_in_time(&mut slot, limit).await;
             if let Attempted::Handled = attempted {
@@ -78,6 +79,7 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
         held.release().await;
         return Attempted::NotStarted;
     };
+    lease.report_progress(seq);
     // Made after the claim, so that it is dropped before the claim is given up.
     let mut slot: Slot<F> = Box::pin(Some(handler));
     let kept = async {

@@ -437,10 +437,11 @@ impl<F: Future<Output = Attempted>> PendingTurn<F> {
                 Ok(done) => {
                     let fenced = fence.is_closed() || context.recall.has_called(issue);
                     let next = if fenced { None } else { followers.next() };
+                    let started = next.as_ref().filter(|_| context.claims.is_none());
                     context.reports.send_quietly(Report::One {
                         owner,
                         done,
-                        next: next.as_ref().map(|job| job.seq),
+                        next: started.map(|job| job.seq),
                     });
                     // With batches in stock, what waits behind this record would wait for its turn all the same.
                     if fenced || context.queue.is_low() {
