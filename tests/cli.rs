@@ -3,76 +3,23 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod common;
+#[path = "common/program.rs"]
+mod program;
 
 use std::{
     fs,
     path::PathBuf,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use common::{Running, committed, consumer, millis, until};
+use program::{Ended, program};
 use reliable_consumer::{
     Handler, HandlerResult, Message, Ordering, Record as Raw, ReliableConsumer, Text,
 };
 use reliable_consumer_testing::{Cluster, Record, StoredRecord, cluster, unique};
 use serde_json::Value;
-
-/// What a run of the program has left.
-#[derive(Debug)]
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl From<Output> for Ended {
-    fn from(output: Output) -> Self {
-        Self {
-            code: output.status.code().expect("it was not killed"),
-            out: String::from_utf8(output.stdout).expect("output is text"),
-            err: String::from_utf8(output.stderr).expect("output is text"),
-        }
-    }
-}
-
-impl Ended {
-    #[track_caller]
-    fn well(self) -> Self {
-        assert_eq!(self.code, 0, "{self:?}");
-        self
-    }
-
-    #[track_caller]
-    fn with(self, code: i32, words: &str) -> Self {
-        assert_eq!(self.code, code, "{self:?}");
-        assert!(self.err.contains(words), "{words}: {self:?}");
-        self
-    }
-
-    /// One object a line.
-    #[track_caller]
-    fn json(&self) -> Vec<Value> {
-        let lines = self.out.lines();
-        lines
-            .map(|line| serde_json::from_str(line).expect(line))
-            .collect()
-    }
-
-    fn contains(&self, words: &str) -> bool {
-        self.out.contains(words)
-    }
-}
-
-fn program(arguments: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_reliable-consumer"));
-    command
-        .env_remove("KAFKA_BROKERS")
-        .env_remove("RELIABLE_CONSUMER_CONFIG")
-        .stdin(Stdio::null())
-        .args(arguments.split_whitespace());
-    command
-}
 
 fn run(arguments: &str) -> Ended {
     program(arguments).output().unwrap().into()

@@ -3,18 +3,21 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod common;
+#[path = "common/program.rs"]
+mod program;
 
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
 };
 
 use common::{PATIENCE, committed};
+use program::{Ended, program};
 use reliable_consumer_testing::{
     Cluster, Record, Service, ServiceKind, cluster, eventually, own_service, service, unique,
 };
@@ -24,42 +27,6 @@ use ureq::http::{Method, Request, StatusCode};
 const HOUR: i64 = 3_600_000;
 /// The beginning of an hour.
 const NOON: i64 = 1_700_049_600_000;
-
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl From<Output> for Ended {
-    fn from(output: Output) -> Self {
-        Self {
-            code: output.status.code().expect("it was not killed"),
-            out: String::from_utf8(output.stdout).expect("output is text"),
-            err: String::from_utf8(output.stderr).expect("output is text"),
-        }
-    }
-}
-
-impl Ended {
-    #[track_caller]
-    fn with(self, code: i32, words: &str) -> Self {
-        assert_eq!(self.code, code, "{}", self.err);
-        assert!(self.err.contains(words), "{words}: {}", self.err);
-        self
-    }
-}
-
-fn program(arguments: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_reliable-consumer"));
-    for variable in ["KAFKA_BROKERS", "RELIABLE_CONSUMER_CONFIG"] {
-        command.env_remove(variable);
-    }
-    command
-        .stdin(Stdio::null())
-        .args(arguments.split_whitespace());
-    command
-}
 
 fn export(cluster: &Cluster, dlq: &str, url: &str, more: &str) -> Command {
     let mut command = program(&format!("dlq export {dlq} --elasticsearch {url} {more}"));
