@@ -25,7 +25,10 @@ impl Connection {
             return Err(Failure::Usage(message.into()));
         }
         if wants_tokens_of_ours(&properties) {
-            let message = "sasl.mechanism=OAUTHBEARER needs somebody who gives tokens: set                            sasl.oauthbearer.method=oidc with sasl.oauthbearer.token.endpoint.url,                            sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret, and librdkafka fetches them, if                            this program was built with the features ssl and curl";
+            let message = "sasl.mechanism=OAUTHBEARER needs somebody who gives tokens: set \
+                           sasl.oauthbearer.method=oidc with sasl.oauthbearer.token.endpoint.url, \
+                           sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret, and librdkafka fetches \
+                           them, if this program was built with the features ssl and curl";
             return Err(Failure::Usage(message.into()));
         }
         Ok(Cluster::new(properties, group, self.timeout)?)

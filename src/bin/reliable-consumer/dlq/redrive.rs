@@ -59,7 +59,8 @@ pub fn run(
     redrive.tell(&ended.report, false, format, out)?;
     if let Some(reason) = &ended.report.not_noted {
         return Err(Failure::InPart(format!(
-            "all is sent, but the redriver without a filter does not know, and will send it again: {reason}"
+            "what was sent is not noted for the redriver without a filter, which will send it again; the same command, run \
+             again, notes it: {reason}"
         )));
     }
     match ended {

@@ -289,6 +289,9 @@ impl Server {
                 Trouble::Lasting(whom(error.to_string()))
             }
             ureq::Error::Io(error) => Trouble::Passing(error.to_string()),
+            error @ (ureq::Error::BodyExceedsLimit(_)
+            | ureq::Error::LargeResponseHeader(..)
+            | ureq::Error::BadUri(_)) => Trouble::Lasting(error.to_string()),
             other => Trouble::Passing(other.to_string()),
         };
         let malformed = |error: ureq::http::Error| Trouble::Lasting(error.to_string());
