@@ -1,12 +1,11 @@
 //! A store in Redis or Valkey.
 
-use std::{mem, sync::LazyLock, time::Duration};
+use std::{fmt, mem, sync::LazyLock, time::Duration};
 
 use redis::{
     Client, ErrorKind, RedisError, Script, ServerErrorKind,
     aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
 };
-
 use tokio::runtime::Handle;
 
 use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis};
@@ -41,9 +40,16 @@ use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, sto
 /// ```
 ///
 /// `rediss://` needs a TLS feature of the crate `redis` 1, such as `tokio-native-tls-comp`, in your own `Cargo.toml`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RedisStore<C = ConnectionManager> {
     connection: C,
+}
+
+/// Without the connection, which may show a password.
+impl<C> fmt::Debug for RedisStore<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").finish_non_exhaustive()
+    }
 }
 
 impl RedisStore {
