@@ -117,8 +117,8 @@
 //! - Take back an e-mail that went out just before the crash: its completion was not written, so it goes out again. Whether
 //!   it is sent twice or perhaps never is a choice, and the choice here is twice.
 //! - Stop a handler that was cancelled or timed out, but whose commit, or request, was on its way to somebody else already.
-//!   It may have its effect after the retry had its own: its message is released when it is dropped. The inbox does not mind: one of the two transactions finds the
-//!   marker of the other.
+//!   It may have its effect after the retry had its own: its message is released when it is dropped. The inbox does not
+//!   mind: one of the two transactions finds the marker of the other.
 //! - Fence off an effect: a process that was frozen for longer than its lease goes on where it was, beside whoever has
 //!   claimed the message since. It learns that its token is stale only when it completes.
 //! - Know that two messages mean the same, if their ids differ; or different things under the same id, unless a

@@ -30,7 +30,7 @@ pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Sen
 /// Each method is one atomic step. Whatever runs at the same time, an id has at most one claim whose lease has not lapsed.
 /// Time is the store's own, never that of its callers. A token is good until its lease has lapsed, or it was released;
 /// from then on it is stale, and nothing that is done with it changes anything. Calls may be dropped half-way, and come
-/// concurrently, as many as handlers are in progress. `contract` (feature `test-kit`) checks all of it.
+/// concurrently: as many as handlers are in progress, and up to 4,096 more. `contract` (feature `test-kit`) checks all of it.
 ///
 /// ```
 /// use std::{collections::HashMap, sync::Mutex, time::{Duration, Instant}};
