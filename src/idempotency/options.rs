@@ -7,6 +7,8 @@ use crate::{message::message_id_header, origin::Origin, record::Record};
 
 /// Leases shorter than this cannot be renewed in time on a busy machine.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+/// Whoever dies keeps its messages for so long.
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// A store, and how the consumer uses it. See [`Builder::idempotency`](crate::Builder::idempotency).
 ///
@@ -66,7 +68,7 @@ impl Idempotency {
     }
 
     /// For how long a claim stands without being renewed; it is renewed every third of it while the handler runs. 10 s by
-    /// default, at least 100 ms. What speaks for another time: see [the module](super#how-a-store-works).
+    /// default, 100 ms to a day. What speaks for another time: see [the module](super#how-a-store-works).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -114,12 +116,12 @@ impl Idempotency {
     /// The setting that cannot work, its value, and what can.
     pub(crate) fn flaw(&self) -> Option<(&'static str, String, &'static str)> {
         let empty_name = matches!(&self.id, IdSource::Header(name) if name.is_empty());
-        if self.lease < SHORTEST_LEASE {
+        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) {
             let value = format!("{:?}", self.lease);
             return Some((
                 "the lease of an idempotency store",
                 value,
-                "choose at least 100 ms",
+                "choose 100 ms to a day",
             ));
         }
         if self.keep_for < self.lease {
@@ -309,12 +311,32 @@ impl Duplicates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Message;
+    use crate::{Message, idempotency::MemoryStore};
 
     fn id(source: &IdSource, builder: crate::MessageBuilder) -> (String, IdFrom) {
         source.of(&builder.record(), |id, from| {
             (String::from_utf8_lossy(id).into_owned(), from)
         })
+    }
+
+    #[test]
+    fn a_lease_is_neither_too_short_to_be_renewed_nor_endless_and_ids_may_be_kept_for_ever() {
+        let of = |lease| {
+            Idempotency::new(MemoryStore::new(1))
+                .lease(lease)
+                .keep_for(Duration::MAX)
+        };
+        for lease in [SHORTEST_LEASE, LONGEST_LEASE] {
+            assert!(of(lease).flaw().is_none(), "{lease:?}");
+        }
+        for lease in [Duration::ZERO, Duration::from_millis(99), Duration::MAX] {
+            assert!(of(lease).flaw().is_some(), "{lease:?}");
+        }
+        let short = of(LONGEST_LEASE).keep_for(SHORTEST_LEASE);
+        assert!(
+            short.flaw().is_some(),
+            "forgotten before its lease has lapsed"
+        );
     }
 
     #[test]
