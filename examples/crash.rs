@@ -19,7 +19,7 @@ use reliable_consumer::{DeadLetter, HandlerResult, Message, ReliableConsumer, Te
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::Command,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 const RECORDS: usize = 300;
@@ -31,14 +31,7 @@ async fn main() -> common::Result<ExitCode> {
         serve(&topic).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let told = timeout(Duration::from_secs(20), supervise()).await;
-    Ok(match told.map_err(|_| "it takes longer than 20 s")? {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("not as it should be: {error}");
-            ExitCode::FAILURE
-        }
-    })
+    common::checked(20, supervise()).await
 }
 
 /// The service: handles what there is, and ends.

@@ -27,7 +27,7 @@ use reliable_consumer::{
     DeadLetter, HandlerResult, Message, Redriver, ReliableConsumer, Retry, Text, header_names,
     permanent,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 const PARTITIONS: i32 = 2;
 /// A letter that has made so many trips is parked instead of making another.
@@ -47,14 +47,7 @@ const ORDERS: [(&str, Option<u32>); 9] = [
 
 #[tokio::main]
 async fn main() -> common::Result<ExitCode> {
-    let told = timeout(Duration::from_secs(30), tell()).await;
-    Ok(match told.map_err(|_| "it takes longer than 30 s")? {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("not as it should be: {error}");
-            ExitCode::FAILURE
-        }
-    })
+    common::checked(30, tell()).await
 }
 
 /// The brokers to use, and topics on them.

@@ -26,10 +26,7 @@ use reliable_consumer::{
     Handler, HandlerResult, Json, Message, ReliableConsumer,
     idempotency::{IdSource, Idempotency, RedisStore},
 };
-use tokio::{
-    process::Command,
-    time::{sleep, timeout},
-};
+use tokio::{process::Command, time::sleep};
 
 const SIGN_UPS: usize = 300;
 const CONCURRENCY: usize = 16;
@@ -92,14 +89,7 @@ async fn main() -> common::Result<ExitCode> {
         serve(name, sent, common::Crash::at(place.clone())).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let told = timeout(Duration::from_secs(30), supervise()).await;
-    Ok(match told.map_err(|_| "it takes longer than 30 s")? {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("not as it should be: {error}");
-            ExitCode::FAILURE
-        }
-    })
+    common::checked(30, supervise()).await
 }
 
 async fn supervise() -> common::Result<()> {

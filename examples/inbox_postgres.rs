@@ -10,7 +10,7 @@ mod common;
 use std::{
     os::unix::process::ExitStatusExt,
     process::ExitCode,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use reliable_consumer::{
@@ -20,7 +20,7 @@ use sqlx::{
     PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 const PAYMENTS: i64 = 300;
 const ACCOUNTS: i64 = 10;
@@ -106,14 +106,7 @@ async fn main() -> common::Result<ExitCode> {
         serve(&name, common::Crash::at(place)).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let told = timeout(Duration::from_secs(30), supervise()).await;
-    Ok(match told.map_err(|_| "it takes longer than 30 s")? {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("not as it should be: {error}");
-            ExitCode::FAILURE
-        }
-    })
+    common::checked(30, supervise()).await
 }
 
 async fn supervise() -> common::Result<()> {

@@ -1,9 +1,11 @@
-//! What the examples share: where Kafka is, topics to play with, records in them, knowing when all is done, and dying.
+//! What the examples share: where Kafka is, topics to play with, records in them, knowing when all is done, whether it is as
+//! it should be, and dying.
 
 #![allow(dead_code)] // Each example uses a part of it.
 
 use std::{
     error::Error,
+    process::ExitCode,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::Duration,
 };
@@ -73,6 +75,19 @@ pub async fn caught_up(handle: ConsumerHandle) {
             return;
         }
     }
+}
+
+/// Runs an example that checks itself: the code is 0, or it says what is not as it should be. Taking too long is not.
+pub async fn checked(seconds: u64, telling: impl Future<Output = Result<()>>) -> Result<ExitCode> {
+    let told = tokio::time::timeout(Duration::from_secs(seconds), telling).await;
+    let told = told.map_err(|_| format!("it takes longer than {seconds} s"))?;
+    Ok(match told {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("not as it should be: {error}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 /// Ends the process when it has come to a place for the hundredth time.
