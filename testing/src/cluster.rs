@@ -246,12 +246,17 @@ impl Cluster {
     /// Waits until every partition of the topic has a leader and all its replicas are in sync, as
     /// after [`Cluster::restart`].
     pub fn wait_in_sync(&self, topic: &str) {
+        self.wait_for_partitions(topic, 1);
+    }
+
+    /// The same once it has so many partitions at least: brokers hear of new ones a moment after they were made.
+    fn wait_for_partitions(&self, topic: &str, least: usize) {
         eventually(&format!("{topic} to be in sync"), PATIENCE, || {
             let Ok(metadata) = self.admin.inner().fetch_metadata(Some(topic), PATIENCE) else {
                 return false;
             };
             let partitions = metadata.topics()[0].partitions();
-            !partitions.is_empty()
+            partitions.len() >= least
                 && partitions.iter().all(|partition| {
                     partition.leader() >= 0 && partition.isr().len() == partition.replicas().len()
                 })
@@ -265,7 +270,7 @@ impl Cluster {
         for result in added.unwrap_or_else(|error| panic!("add partitions to {topic}: {error}")) {
             result.unwrap_or_else(|(topic, code)| panic!("add partitions to {topic}: {code}"));
         }
-        self.wait_in_sync(topic);
+        self.wait_for_partitions(topic, partitions);
     }
 
     /// Changes one setting of a topic, and leaves the others to their defaults.
