@@ -25,8 +25,8 @@ pub struct RedriveReport {
     pub done_before: u64,
     /// Letters read and not finished: their time had not come, or a topic did not take them. They come again.
     pub waiting: u64,
-    /// Why it is not noted for the redriver without a filter what this run, which has one, has done: that redriver is at
-    /// work, say. It will send these letters again. `None` if all is noted, and without a filter.
+    /// Why what this run has done could not be noted for the redriver without a filter: because that redriver is at work,
+    /// for instance. It will send these letters again. `None` if all is noted, or if this run has no filter.
     pub not_noted: Option<String>,
 }
 

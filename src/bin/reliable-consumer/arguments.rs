@@ -164,9 +164,9 @@ pub enum Dlq {
     /// Text is written as {"text": …}, what is not UTF-8 as {"base64": …}. Letters of a partition come in their order.
     ///
     /// With --elasticsearch each letter becomes a document whose id is TOPIC:PARTITION:OFFSET, so that a repeat overwrites
-    /// it. All letters are meant, done or not: a failure was one also after its record went back. Up to where all are in
-    /// the index is noted as the committed offsets of a group; the next run goes on there, after a crash too. Where the
-    /// index does not exist, its template is put first, and all is written from the beginning.
+    /// it. Letters that have been dealt with are exported as well: they were failures all the same. How far the export has
+    /// come is kept as the committed offsets of a group, and the next run goes on from there, after a crash too. If the
+    /// index does not exist, its template is put first, and all letters are written from the beginning.
     ///
     /// A server that is away or has too much to do is waited for. A letter that does not fit the index is named and passed
     /// over, and the exit code is 5.
@@ -330,7 +330,7 @@ pub struct Elasticsearch {
     #[arg(long, value_name = "URL")]
     pub elasticsearch: Option<String>,
 
-    /// The index, or an alias of one; a data stream cannot be overwritten
+    /// The index, or an alias of one; not a data stream, whose documents cannot be overwritten
     #[arg(long, value_name = "NAME", default_value = "dead-letters")]
     pub index: IndexName,
 
@@ -339,7 +339,7 @@ pub struct Elasticsearch {
     #[arg(long, value_name = "FILE", requires = "elasticsearch")]
     pub credentials: Option<PathBuf>,
 
-    /// Certificates, as PEM, of whom to believe who the server is; without, the public authorities
+    /// PEM file with the certificates of the authorities that are trusted to sign the server's [default: the public ones]
     #[arg(long, value_name = "FILE", requires = "elasticsearch")]
     pub ca: Option<PathBuf>,
 

@@ -279,7 +279,11 @@ impl Server {
         if let Some((kind, _)) = body {
             request = request.header(header::CONTENT_TYPE, kind);
         }
-        let whom = |error: String| format!("{error}; is who vouches for it named with --ca?");
+        let whom = |error: String| {
+            format!(
+                "{error}; if an authority of your own has signed its certificate, name it with --ca"
+            )
+        };
         let passing = |error: ureq::Error| match error {
             ureq::Error::Rustls(_) | ureq::Error::Tls(_) => {
                 Trouble::Lasting(whom(error.to_string()))
