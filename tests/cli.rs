@@ -7,6 +7,7 @@ mod common;
 mod program;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::PathBuf,
     process::{Command, Stdio},
@@ -15,6 +16,7 @@ use std::{
 
 use common::{Running, committed, consumer, millis, until};
 use program::{Ended, program};
+use reliable_consumer::operate::{Cluster as Operated, Planned};
 use reliable_consumer::{
     Handler, HandlerResult, Message, Ordering, Record as Raw, ReliableConsumer, Text,
 };
@@ -131,6 +133,25 @@ fn a_list_tells_what_failed_newest_first_and_filters_it() {
     assert_eq!(listed(""), [5, 4]);
     assert_eq!(listed("--all").len(), 6);
     assert_eq!(listed("--redriver-group another").len(), 6);
+
+    // Why there are none.
+    let none = |topic: &str, more: &str| on(&cluster, &format!("dlq list {topic} {more}")).well();
+    let slip = none(&dlq, "--kind Timeout --all");
+    assert!(
+        slip.contains("There are: permanent, timeout."),
+        "{}",
+        slip.out
+    );
+    let slip = none(&dlq, "--origin refunds");
+    assert!(
+        slip.contains("what the filter means; --all"),
+        "{}",
+        slip.out
+    );
+    let empty = cluster.create_topic("empty.dlq", 1, &[]);
+    assert!(none(&empty, "").contains("is empty"));
+    let never = format!("dlq list {dlq} --since 1h --until 2h");
+    on(&cluster, &never).with(2, "the earlier time");
 }
 
 #[test]
@@ -164,6 +185,11 @@ fn one_letter_is_shown_with_all_that_is_in_it() {
 
     let missing = on(&cluster, &format!("dlq show {dlq} 0@3 0@6 1@0 7@1"));
     let missing = missing.with(3, "no record at 0@6, 1@0, 7@1");
+    assert!(
+        missing.err.contains("has partitions 0-1"),
+        "{}",
+        missing.err
+    );
     assert!(missing.contains("order-3"), "what is there is shown");
 }
 
@@ -208,7 +234,9 @@ fn statistics_count_by_topic_kind_hour_and_redrives() {
     let top = &top.json()[0];
     assert_eq!(top["letters"], 3);
     let table = on(&cluster, &format!("dlq stats {dlq} --top 1")).well();
-    assert!(table.contains("8 letters, 8 of them open"), "{}", table.out);
+    assert!(table.contains("8 letters open; --all"), "{}", table.out);
+    let all = on(&cluster, &format!("dlq stats {dlq} --all")).well();
+    assert!(all.contains("8 letters, 8 of them open"), "{}", all.out);
     assert!(table.contains("(all others)"), "{}", table.out);
 }
 
@@ -259,7 +287,7 @@ fn letters_are_counted_and_listed_in_memory_that_does_not_grow_with_them() {
     assert_eq!(kinds.collect::<Vec<_>>(), [6_667, 6_667, 6_666]);
     let listed = bounded(&format!("dlq list {dlq} --kind panic --limit 2"));
     assert_eq!(offsets(&listed), [1, 2], "the newest of that kind");
-    let dry = &bounded(&format!("dlq redrive {dlq} --to orders --dry-run"))[0];
+    let dry = &bounded(&format!("dlq redrive {dlq} --to-pattern orders --dry-run"))[0];
     assert_eq!(dry["redriven"]["orders"], count);
 }
 
@@ -390,6 +418,11 @@ fn a_parked_letter_is_in_the_parking_lot_and_no_longer_open_and_comes_back() {
     assert_eq!(lying[0].header("parkReason"), Some("by-hand"));
     assert_eq!(lying[0].header("messageId"), Some("order-1"));
     assert_eq!(lying[0].headers.len(), original.headers.len() + 1);
+    for shown in [format!("list {lot}"), format!("show {lot} 0@0")] {
+        let shown = on(&cluster, &format!("dlq {shown}")).well();
+        assert!(shown.contains("by-hand"), "{}", shown.out);
+        assert!(shown.contains("no route to host 1"), "{}", shown.out);
+    }
 
     // The head, and with it what stands finished behind it.
     on(&cluster, &format!("dlq park {dlq} 0@0")).well();
@@ -493,6 +526,12 @@ fn what_may_not_go_back_is_parked_and_many_letters_need_a_yes() {
     );
     let redrive = |more: &str| on(&cluster, &format!("dlq redrive {dlq} --to {topic} {more}"));
     redrive("").with(3, "topics create-dlq");
+    // A slip in the name must not park whatever came from the topic that was meant, not even as a service.
+    for more in ["", "--dry-run", "--follow"] {
+        let slip = format!("dlq redrive {dlq} --to {topic}x {more}");
+        on(&cluster, &slip).with(3, &format!("no topic `{topic}x`"));
+    }
+    on(&cluster, &format!("dlq redrive {dlq} --to {dlq}")).with(2, "--to cannot be");
     assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [-1]);
     let lot = format!("{dlq}.parked");
     cluster.create_topic_named(&lot, 1, &[]);
@@ -513,7 +552,7 @@ fn what_may_not_go_back_is_parked_and_many_letters_need_a_yes() {
         &dlq,
         (0..101).map(|n| letter(n, "timeout", now()).header("originalTopic", &*topic)),
     );
-    redrive("").with(4, "101 letters are sent back");
+    redrive("").with(4, "101 letters would be sent back");
     assert_eq!(copies(&cluster, &topic).len(), 1);
     redrive("--yes").well();
     assert_eq!(copies(&cluster, &topic).len(), 102);
@@ -614,7 +653,7 @@ async fn nothing_is_parked_behind_the_back_of_a_redriver_at_work() {
     on(&cluster, &format!("dlq park {dlq} 0@2")).with(1, "at work");
     assert_eq!(copies(&cluster, &lot).len(), 0);
     // Nor can it be told what a run with a filter has done.
-    let redrive = format!("dlq redrive {dlq} --to orders --kind timeout");
+    let redrive = format!("dlq redrive {dlq} --to-pattern orders --kind timeout");
     on(&cluster, &redrive).with(5, "will send it again");
     running.stop().await;
 
@@ -710,7 +749,7 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     cluster.commit(&group, &topic, 0, 5, "rc1 of somewhere else");
     let table = on(&cluster, &format!("lag {group}")).well();
     assert!(table.contains("is ignored"), "{}", table.out);
-    on(&cluster, "lag nobody").with(3, "committed nothing");
+    on(&cluster, "lag nobody").with(3, "committed nothing that");
     on(&cluster, "lag nobody --topic nothing").with(3, "no topic `nothing`");
 }
 
@@ -848,6 +887,24 @@ fn topics_for_dead_letters_are_made_with_safe_settings_and_left_alone_if_they_ex
     on(&cluster, &format!("dlq list {}", names[2])).with(3, "no topic");
 }
 
+#[tokio::test]
+async fn a_topic_that_somebody_else_has_made_meanwhile_exists() {
+    let Some(cluster) = cluster() else { return };
+    let topic = Planned {
+        name: unique("orders.dlq"),
+        partitions: 1,
+        replication: 1,
+        settings: BTreeMap::new(),
+    };
+    let properties = [("bootstrap.servers".into(), cluster.brokers().into())];
+    let asked = Operated::new(properties, "nobody", millis(15_000)).unwrap();
+    let administrator = asked.administrator().unwrap();
+    assert!(administrator.create(&topic, false).await.unwrap());
+    for dry in [true, false] {
+        assert!(!administrator.create(&topic, dry).await.unwrap());
+    }
+}
+
 #[test]
 fn the_exit_code_tells_what_went_wrong() {
     run("dlq list").with(2, "Usage");
@@ -856,7 +913,9 @@ fn the_exit_code_tells_what_went_wrong() {
     run("dlq list t --brokers 127.0.0.1:1 --since never").with(2, "how long ago");
     run("dlq list t -b 127.0.0.1:1 -X no.such=1").with(2, "no librdkafka property `no.such`");
     run("dlq list t -b 127.0.0.1:1 -X enable.auto.commit=true").with(2, "cannot be set");
-    run("dlq list t -b 127.0.0.1:1 --timeout 1s").with(1, "no broker answered within 1s");
+    let refused = run("dlq list t -b 127.0.0.1:1 --timeout 1s");
+    let refused = refused.with(1, "no broker answered within 1s");
+    assert!(refused.err.contains("Connection refused"), "{refused:?}");
     run("dlq list t --config /no/such/file").with(1, "/no/such/file");
     let oauth = "-X security.protocol=sasl_plaintext -X sasl.mechanism=OAUTHBEARER";
     run(&format!("dlq list t -b 127.0.0.1:1 {oauth}")).with(2, "sasl.oauthbearer.method=oidc");
@@ -894,6 +953,11 @@ fn secrets_are_not_shown_whatever_is_wrong_with_them() {
             "sasl.password={SECRET}\nsasl.username=me\nsecurity.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\n"
         )),
         config(format!("sasl.password {SECRET}\n")),
+        config(format!(
+            "sasl.jaas.config=required password=\"{SECRET}\";\n"
+        )),
+        config(format!("sasl.password={SECRET}\\\n{SECRET}==\n")),
+        config(format!("sasl.password: {SECRET}=\n")),
         config(format!("ssl.key.password={SECRET}\nssl.key.pem={SECRET}\n")),
         config(format!(
             "sasl.oauthbearer.client.secret={SECRET}\nno.such.property=1\n"

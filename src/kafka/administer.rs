@@ -76,13 +76,14 @@ impl Administrator {
             .collect())
     }
 
-    /// Makes the topic; with `dry`, the brokers only say whether they would.
+    /// Makes the topic; with `dry`, the brokers only say whether they would. Whether it is new: `false` if there is one of
+    /// that name, which somebody else may have made just now.
     ///
     /// # Errors
     ///
     /// If they refuse.
     #[cfg(feature = "cli")]
-    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<(), InspectError> {
+    pub async fn create(&self, topic: &Planned, dry: bool) -> Result<bool, InspectError> {
         let Planned {
             name,
             partitions,
@@ -106,7 +107,8 @@ impl Administrator {
         let mut answer =
             answer.map_err(|error| refused(error.rdkafka_error_code().unwrap_or(Code::Fail)))?;
         match answer.pop() {
-            Some(Ok(_)) => Ok(()),
+            Some(Ok(_)) => Ok(true),
+            Some(Err((_, Code::TopicAlreadyExists))) => Ok(false),
             Some(Err((_, code))) => Err(refused(code)),
             None => Err(refused(Code::BadMessage)),
         }

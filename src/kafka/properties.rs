@@ -5,7 +5,7 @@ use std::fmt;
 
 use rdkafka::ClientConfig;
 use rdkafka::client::{Client, DefaultClientContext};
-use rdkafka::config::{NativeClientConfig, RDKafkaLogLevel};
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::types::{RDKafkaConfRes, RDKafkaType};
 
@@ -59,7 +59,7 @@ impl fmt::Debug for Properties {
 
 /// Paths to secrets are none, and help when something is wrong with them.
 fn is_secret(name: &str) -> bool {
-    const MARKS: [&str; 7] = [
+    const MARKS: [&str; 8] = [
         "password",
         "passphrase",
         "secret",
@@ -67,6 +67,7 @@ fn is_secret(name: &str) -> bool {
         "private.key",
         ".pem",
         "oauthbearer.config",
+        "jaas",
     ];
     !name.ends_with(".url") && MARKS.iter().any(|mark| name.contains(mark))
 }
@@ -100,9 +101,7 @@ pub enum PropertyError {
         suggestion: Option<String>,
     },
     /// librdkafka does not take that value, or was built without what it needs.
-    #[error(
-        "property `{name}` cannot be `{value}`: {reason}; correct the value, or enable the cargo feature it needs"
-    )]
+    #[error("property `{name}` cannot be `{value}`: {reason}; {}", remedy(.reason))]
     #[non_exhaustive]
     Invalid {
         /// The property.
@@ -130,6 +129,14 @@ fn did_you_mean(suggestion: Option<&str>) -> String {
     )
 }
 
+fn remedy(reason: &str) -> &'static str {
+    // "… not available at build time", "… not supported in this build".
+    match reason.contains("build") {
+        true => "enable the cargo feature it needs, such as `ssl`",
+        false => "correct the value",
+    }
+}
+
 struct Refusal {
     name: &'static str,
     reason: &'static str,
@@ -144,6 +151,12 @@ const fn refusal(name: &'static str, reason: &'static str, instead: &'static str
     }
 }
 
+/// Whoever comes from Java has it, with a password in the middle of its value.
+const JAAS: Refusal = refusal(
+    "sasl.jaas.config",
+    "it is for Java",
+    "set sasl.mechanisms, sasl.username and sasl.password",
+);
 const COMMITS_EARLY: &str = "librdkafka would commit offsets of records that are not finished";
 const COMMITS_ITSELF: &str = "remove it: the consumer commits by itself what is finished";
 
@@ -171,6 +184,7 @@ const REFUSED_FOR_CONSUMERS: &[Refusal] = &[
         "end-of-partition events would move the position past unread records",
         "read the lag from the consumer's status",
     ),
+    JAAS,
 ];
 
 const UNACKNOWLEDGED: &str =
@@ -191,6 +205,7 @@ const REFUSED_FOR_PRODUCERS: &[Refusal] = &[
         "nothing here begins or commits a transaction",
         "remove it",
     ),
+    JAAS,
 ];
 
 /// Connection properties that consumer and producer share: these by name, and those that start like one below.
@@ -326,11 +341,13 @@ fn rejected(error: KafkaError) -> PropertyError {
             }
         }
         KafkaError::ClientConfig(_, reason, name, value) => {
-            // librdkafka's reason quotes the value.
-            let reason = if is_secret(&name) {
+            // librdkafka's reason quotes the value, but where it takes none.
+            let takes_none = reason.contains("not supported in this build");
+            let reason = if is_secret(&name) && !takes_none {
                 "librdkafka does not accept it".into()
             } else {
-                reason
+                // Some of its reasons end a line in the middle.
+                reason.split_whitespace().collect::<Vec<_>>().join(" ")
             };
             PropertyError::Invalid {
                 value: shown(&name, &value).into(),
@@ -347,12 +364,17 @@ fn rejected(error: KafkaError) -> PropertyError {
 
 /// A property one slip away from `name`. librdkafka tells no list of its properties but knows whether one exists.
 fn suggestion(name: &str) -> Option<String> {
-    // A topic property among them makes librdkafka look up those as well.
-    let known = ClientConfig::new()
-        .set("request.timeout.ms", "30000")
-        .create_native_config()
-        .ok()?;
-    let exists = |candidate: &String| NativeClientConfig::get(&known, candidate).is_ok();
+    // What has no value by default cannot be read, so each is set: to what is wrong for some, and known all the same.
+    let exists = |candidate: &String| {
+        let set = ClientConfig::new()
+            .set(candidate, "")
+            .create_native_config();
+        !matches!(
+            set,
+            Err(KafkaError::Nul(_)
+                | KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..))
+        )
+    };
     let name = name.trim().to_lowercase().replace(['_', '-'], ".");
     let cuts = || {
         name.char_indices()
@@ -441,6 +463,13 @@ mod tests {
             ("max.poll.interval", "max.poll.interval.ms"),
             ("auto.offset.resets", "auto.offset.reset"),
             ("statistics.interval.mss", "statistics.interval.ms"),
+            // These have no value by default.
+            ("sasl.pasword", "sasl.password"),
+            ("sasl.passwort", "sasl.password"),
+            ("sasl.usernane", "sasl.username"),
+            ("ssl.ca.locatoin", "ssl.ca.location"),
+            ("bootstrap.server", "bootstrap.servers"),
+            ("group.ids", "group.id"),
         ];
         for (slip, meant) in slips {
             let error = consumer(&[(slip, "1")]).unwrap_err().to_string();
@@ -466,6 +495,10 @@ mod tests {
             matches!(&error, PropertyError::Invalid { name, .. } if name == "fetch.min.bytes"),
             "{error}"
         );
+        let error = consumer(&[("session.timeout.ms", "0")]).unwrap_err();
+        let error = error.to_string();
+        assert!(!error.contains('\n'), "{error}");
+        assert!(error.ends_with("; correct the value"), "{error}");
         let error = consumer(&[
             ("group.protocol", "consumer"),
             ("session.timeout.ms", "6000"),
@@ -499,6 +532,16 @@ mod tests {
             debug.contains("alice") && debug.contains("/etc/key"),
             "{debug}"
         );
+        let jaas = ("sasl.jaas.config", r#"... required password="hunter2";"#);
+        let debug = format!("{:?}", properties(&[jaas]));
+        assert!(!debug.contains("hunter2"), "{debug}");
+        for error in [
+            consumer(&[jaas]).unwrap_err(),
+            producer(&[jaas]).unwrap_err(),
+        ] {
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+            assert!(error.to_string().ends_with("and sasl.password"), "{error}");
+        }
         let error = rejected(KafkaError::ClientConfig(
             RDKafkaConfRes::RD_KAFKA_CONF_INVALID,
             "hunter2 is bad".into(),

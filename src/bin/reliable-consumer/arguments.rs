@@ -16,7 +16,7 @@ Exit codes:
   0  done; also where there was nothing to do
   1  failed: brokers, permissions, files
   2  wrong usage
-  3  what was named does not exist: a topic, a letter, commits of a group
+  3  what was named does not exist: a topic, an open letter, commits of a group
   4  not confirmed, and nothing was changed
   5  done in part: see what was said on the way
   6  `lag --max-age`: a partition is further behind than that";
@@ -54,34 +54,24 @@ pub enum Format {
     Json,
 }
 
-/// How to reach the cluster. What stands further down in this list wins over what stands above: the file, variables
-/// KAFKA_PROPERTY_…, --property, --brokers.
+/// How to reach the cluster. What stands on the command line wins over variables: --brokers over --property over --config
+/// over KAFKA_BROKERS over KAFKA_PROPERTY_… over the file that RELIABLE_CONSUMER_CONFIG names.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Connection")]
 pub struct Connection {
-    /// Brokers to begin with, as host:port,host:port
-    #[arg(long, short, global = true, env = "KAFKA_BROKERS", value_name = "LIST")]
+    /// Brokers to begin with, as host:port,host:port [env: KAFKA_BROKERS, unless --property or --config name some]
+    #[arg(long, short, global = true, value_name = "LIST")]
     pub brokers: Option<String>,
 
-    /// A file of librdkafka properties, `name=value` a line, `#` for comments. The place for passwords
-    #[arg(
-        long,
-        short,
-        global = true,
-        env = "RELIABLE_CONSUMER_CONFIG",
-        value_name = "FILE"
-    )]
+    /// A file of librdkafka properties, `name=value` a line, `#` for comments. The place for passwords. It wins over
+    /// variables [env: RELIABLE_CONSUMER_CONFIG, over which other variables win]
+    #[arg(long, short, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// A librdkafka property. May be repeated. Also as a variable: KAFKA_PROPERTY_SASL_USERNAME is sasl.username. Others
-    /// can see what stands on a command line: write secrets into the file or a variable
-    #[arg(
-        long,
-        short = 'X',
-        global = true,
-        value_name = "NAME=VALUE",
-        hide_env_values = true
-    )]
+    /// A librdkafka property; wins over --config. May be repeated. Also as a variable, over which --config wins:
+    /// KAFKA_PROPERTY_SASL_USERNAME is sasl.username. Others can see what stands on a command line: write secrets into the
+    /// file or a variable
+    #[arg(long, short = 'X', global = true, value_name = "NAME=VALUE")]
     pub property: Vec<Property>,
 
     /// How long brokers may take for an answer, e.g. 10s
@@ -151,13 +141,16 @@ pub enum Dlq {
     ///
     /// One line a letter: when it failed, where the letter is, where its record came from, why it was given up, how often
     /// it has been sent back. `dlq show` tells all about one.
+    #[command(after_help = CODES)]
     List(List),
     /// One letter with everything in it: its story, its headers, its payload
     ///
     /// A payload that is JSON is indented; one that is not text is shown in hexadecimal. Control characters are escaped,
     /// so that what somebody wrote into a record cannot change what is on your terminal.
+    #[command(after_help = CODES)]
     Show(Show),
-    /// How many letters, by topic, kind, hour, group, and number of redrives
+    /// How many letters, by topic, kind, hour, number of redrives, group, and message
+    #[command(after_help = CODES)]
     Stats(Stats),
     /// Letters as JSON, one a line, complete with key, value and headers; or into Elasticsearch, for statistics
     ///
@@ -170,6 +163,7 @@ pub enum Dlq {
     ///
     /// A server that is away or has too much to do is waited for. A letter that does not fit the index is named and passed
     /// over, and the exit code is 5.
+    #[command(after_help = CODES)]
     Export(Box<Export>),
     /// Sends letters back to the topics that their records came from
     ///
@@ -178,13 +172,20 @@ pub enum Dlq {
     /// letter comes from is what its headers say, and anybody can write headers. What names another topic is parked. Of a
     /// topic that ends in `.parked` the letters begin anew with `retryCount` 1, and what cannot be sent stays.
     ///
-    /// It deals with the letters that are there when it begins, and ends; with --follow it goes on until it is stopped, and
-    /// waits before each record goes back, longer each time. A letter is done when all in-sync replicas have the record. It
+    /// It deals with the letters that are there when it begins, and ends. It asks before it deals with more than 100, and
+    /// on a terminal also before it parks what --to does not allow; a --to that does not exist is code 3.
+    ///
+    /// With --follow it goes on until it is stopped, as a service, which has nobody to ask: all letters that are open go
+    /// back, however many. It waits before each record goes back, longer each time, and says once a minute what it has done,
+    /// if it has done anything.
+    ///
+    /// A letter is done when all in-sync replicas have the record. It
     /// can be interrupted and run again: what is done is noted, and nothing is lost. Records that were sent and not noted
     /// before a crash are sent again, with the same `messageId`.
     ///
     /// What a run with a filter has done is noted for the redriver's group too, if nobody is at work in it; otherwise that
     /// is said, and that redriver will send it again.
+    #[command(after_help = CODES)]
     Redrive(Redrive),
     /// Moves single letters to the parking lot, for people to look at
     ///
@@ -192,18 +193,20 @@ pub enum Dlq {
     /// group that the letter is done, so that the redriver passes over it. A record cannot be deleted from a topic: the
     /// letter stays in the dead-letter topic, and is not open any more. Only an idle group can be noted something for: stop
     /// the redriver first; otherwise nothing is changed. Killed in between, the command leaves a copy, and the letter open.
+    #[command(after_help = CODES)]
     Park(Park),
     /// Moves single letters from the parking lot back to the dead-letter topic
     ///
     /// As `dlq park`, the other way round. The letter begins anew with `retryCount` 0, or the redriver would park it again;
     /// it is the same message, with the same `messageId`. That it has left is noted for the group
     /// `<PARKING_LOT>.redriver`, by which `dlq list` tells what is still parked.
+    #[command(after_help = CODES)]
     Unpark(Unpark),
 }
 
 #[derive(Args, Debug)]
 pub struct Source {
-    /// The dead-letter topic, or the parking lot
+    /// The topic that the letters are in: a dead-letter topic or a parking lot
     pub topic: String,
 
     /// The group whose commits tell which letters are done [default: <TOPIC>.redriver]
@@ -239,8 +242,8 @@ pub struct Filter {
     #[arg(long, value_name = "TOPIC")]
     pub origin: Vec<String>,
 
-    /// Why it was given up, e.g. permanent, attempts-exhausted, timeout, panic, undecodable, crashed, stuck; or the class
-    /// of an exception. May be repeated
+    /// Why it was given up: permanent, attempts-exhausted, timeout, panic, undecodable, crashed, stuck, untrusted,
+    /// key-held, id-conflict; or the class of an exception, with its package or without. Case matters. May be repeated
     #[arg(long, value_name = "KIND")]
     pub kind: Vec<String>,
 
@@ -378,7 +381,7 @@ pub struct Redrive {
     #[command(flatten)]
     pub source: Source,
 
-    /// A topic that records may be sent back to. May be repeated
+    /// A topic that records may be sent back to; it has to exist. May be repeated
     #[arg(long, value_name = "TOPIC")]
     pub to: Vec<String>,
 
@@ -414,7 +417,7 @@ pub struct Redrive {
     #[arg(long)]
     pub topic_per_group: bool,
 
-    /// Goes on until it is stopped
+    /// Goes on until it is stopped, and does not ask
     #[arg(long, conflicts_with_all = ["dry_run", "origin", "kind", "since", "until", "key", "header"])]
     pub follow: bool,
 
@@ -422,7 +425,7 @@ pub struct Redrive {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Does not ask. More than 100 letters are dealt with only if somebody says yes
+    /// Does not ask. Else more than 100 letters are dealt with only if somebody says yes
     #[arg(long, short)]
     pub yes: bool,
 }
@@ -496,6 +499,7 @@ pub enum Topics {
     /// All get replicas as below, min.insync.replicas one less, cleanup.policy=delete (compaction would keep one letter of
     /// a key), unclean.leader.election.enable=false, and room for the largest record of the topic with its headers
     /// (max.message.bytes). Dead letters and parked ones are kept for ever unless told otherwise.
+    #[command(after_help = CODES)]
     CreateDlq(CreateDlq),
 }
 
@@ -542,7 +546,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_are_sound() {
-        <Arguments as clap::CommandFactory>::command().debug_assert();
+    fn the_commands_are_sound_and_each_tells_the_exit_codes() {
+        fn told(command: &mut clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            let help = command.render_long_help().to_string();
+            assert!(
+                help.contains("Exit codes") || path.ends_with("completions"),
+                "{path}"
+            );
+            command.get_subcommands_mut().for_each(|it| told(it, &path));
+        }
+        let mut command = <Arguments as clap::CommandFactory>::command();
+        command.clone().debug_assert();
+        told(&mut command, "");
     }
 }

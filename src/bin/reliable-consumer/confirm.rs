@@ -4,10 +4,14 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use crate::failure::Failure;
 
+pub fn somebody_can_answer() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
 /// Asks on a terminal. Where nobody can answer, the answer is no.
 pub fn confirm(what: &str) -> Result<(), Failure> {
     let stdin = io::stdin();
-    if !stdin.is_terminal() || !io::stderr().is_terminal() {
+    if !somebody_can_answer() {
         let message = format!("{what}, and there is nobody to ask: say --yes");
         return Err(Failure::NotConfirmed(message));
     }

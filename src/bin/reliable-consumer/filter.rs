@@ -2,7 +2,7 @@
 
 use reliable_consumer::LetterFilter;
 
-use crate::arguments::Filter;
+use crate::{arguments::Filter, failure::Failure};
 
 /// A header's name, and its value if that matters.
 pub type HeaderWanted = (String, Option<String>);
@@ -33,6 +33,17 @@ pub fn key_wanted(text: &str) -> Result<Vec<u8>, String> {
 }
 
 impl Filter {
+    /// That it can mean anything.
+    pub fn check(&self) -> Result<(), Failure> {
+        match (self.since, self.until) {
+            (Some(since), Some(until)) if since >= until => Err(Failure::Usage(
+                "no letter failed both --since and before --until: the first has to be the earlier time"
+                    .into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// What is asked for, as the library understands it.
     pub fn letters(&self) -> LetterFilter {
         let mut filter = LetterFilter::all();
@@ -106,6 +117,12 @@ mod tests {
         assert!(!asked(
             &|it| it.header = vec![header("tenant=blue"), header("x")]
         ));
+        let between = |since, until| Filter {
+            since: Some(Moment(since)),
+            until: Some(Moment(until)),
+            ..Filter::default()
+        };
+        assert!(between(1, 2).check().is_ok() && between(2, 1).check().is_err());
         for wrong in ["hex:6", "hex:zz", "hex:+1"] {
             let read = key_wanted(wrong);
             assert!(read.is_err(), "{wrong}: {read:?}");

@@ -47,8 +47,15 @@ pub fn run(
     }
     let mut standings = standings(&cluster, &lag.topic)?;
     if standings.is_empty() {
+        let (place, advice) = match lag.topic.is_empty() {
+            true => (String::new(), "check its name"),
+            false => (
+                format!(" in {}", lag.topic.join(", ")),
+                "without --topic all are shown in which it has",
+            ),
+        };
         let message = format!(
-            "group {} has committed nothing that this principal can see; check its name",
+            "group {} has committed nothing{place} that this principal can see; {advice}",
             lag.group
         );
         return Err(Failure::NotFound(message));
@@ -86,7 +93,8 @@ pub fn run(
     match late.count() {
         0 => Ok(()),
         late => Err(Failure::BehindTime(format!(
-            "{late} partitions have an unfinished record older than {}",
+            "{} with an unfinished record older than {}",
+            text::count(late as u64, "partition"),
             time::age(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX))
         ))),
     }

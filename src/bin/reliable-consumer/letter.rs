@@ -1,5 +1,7 @@
 //! A dead letter as it is shown, for people and for scripts.
 
+use std::borrow::Cow;
+
 use reliable_consumer::{Record, Story, Timestamp, header_names};
 use serde_json::{Map, Value, json};
 
@@ -48,6 +50,11 @@ impl<'a> Letter<'a> {
         self.story.and_then(|story| story.error.message)
     }
 
+    /// Why it is in a parking lot, in a word.
+    pub fn park_reason(&self) -> Option<&'a str> {
+        self.record.headers().get_str(header_names::PARK_REASON)
+    }
+
     pub fn row(&self) -> [String; 7] {
         let story = self.story;
         let cell = |bytes: &[u8]| text::line(bytes, LONGEST_CELL);
@@ -67,10 +74,17 @@ impl<'a> Letter<'a> {
             story.map_or(0, |story| story.retry_count).to_string(),
             self.record.key().map_or_else(|| "-".into(), cell),
             // Where the line ends, the terminal's width decides.
-            self.message()
-                .map(|message| text::line(message.as_bytes(), 4 * LONGEST_CELL))
-                .unwrap_or_default(),
+            text::line(self.told().as_bytes(), 4 * LONGEST_CELL),
         ]
+    }
+
+    /// The message, behind the reason why the letter is parked.
+    fn told(&self) -> Cow<'a, str> {
+        match (self.park_reason(), self.message().unwrap_or_default()) {
+            (None, message) => message.into(),
+            (Some(reason), "") => format!("parked: {reason}").into(),
+            (Some(reason), message) => format!("parked: {reason}; {message}").into(),
+        }
     }
 
     /// Everything but headers and value.
@@ -107,6 +121,7 @@ impl<'a> Letter<'a> {
                 "class": error.and_then(|error| error.class),
                 "message": self.message(),
             })),
+            "parkReason": self.park_reason(),
             "key": text::json_bytes(record.key()),
             "valueBytes": record.value().map(<[u8]>::len),
         });

@@ -26,6 +26,12 @@ fn is_harmless(c: char) -> bool {
         )
 }
 
+/// So many of a thing.
+pub fn count(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{ending}")
+}
+
 /// On one line, with everything escaped that is not harmless. Longer than `limit` characters it is cut.
 pub fn line(bytes: &[u8], limit: usize) -> String {
     let mut out = String::new();

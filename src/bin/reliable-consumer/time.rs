@@ -48,7 +48,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let millis = number.checked_mul(unit).ok_or_else(wanted)?;
     (millis > 0)
         .then_some(Duration::from_millis(millis))
-        .ok_or_else(wanted)
+        .ok_or_else(|| "expected more than 0".to_owned())
 }
 
 /// A tier's delay, as it ends its topic's name.
@@ -111,6 +111,7 @@ mod tests {
         assert_eq!(at("2023-11-14T23:13:20+01:00"), 1_700_000_000_000);
         assert_eq!(at("2023-11-14T22:13:20"), 1_700_000_000_000);
         assert_eq!(at("2023-11-14"), 1_699_920_000_000);
+        assert_eq!(duration("0s").unwrap_err(), "expected more than 0");
         assert!((now() - at("2h") - 7_200_000).abs() < 10_000);
         for wrong in [
             "",

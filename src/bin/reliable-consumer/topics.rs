@@ -59,7 +59,8 @@ impl CreateDlq {
                     Outcome::Exists(dangers(&topic.settings, &settings))
                 }
                 None => match administrator.create(topic, true).await {
-                    Ok(()) => Outcome::WouldBeCreated,
+                    Ok(true) => Outcome::WouldBeCreated,
+                    Ok(false) => made_meanwhile(administrator, topic).await,
                     Err(error) => Outcome::Failed(error),
                 },
             });
@@ -70,7 +71,8 @@ impl CreateDlq {
             for (topic, outcome) in plan.iter().zip(&mut outcomes) {
                 if let Outcome::WouldBeCreated = outcome {
                     *outcome = match administrator.create(topic, false).await {
-                        Ok(()) => Outcome::Created,
+                        Ok(true) => Outcome::Created,
+                        Ok(false) => made_meanwhile(administrator, topic).await,
                         Err(error) => Outcome::Failed(error),
                     };
                 }
@@ -157,6 +159,16 @@ impl CreateDlq {
         }
         Ok(plan)
     }
+}
+
+/// A topic that was not there a moment ago, and is not known to all brokers yet.
+async fn made_meanwhile(administrator: &Administrator, topic: &Planned) -> Outcome {
+    Outcome::Exists(match administrator.settings(&topic.name).await {
+        Ok(settings) => dangers(&topic.settings, &settings),
+        Err(error) => vec![format!(
+            "it is new, and how it is set is not known: {error}"
+        )],
+    })
 }
 
 /// By which letters of a topic that exists can be lost.

@@ -31,7 +31,8 @@ pub fn run(export: &Export, connection: &Connection, out: &mut impl Write) -> Re
                 writeln!(to, "{}", text::json_line(&letter.whole()))?;
             }
             Ok(())
-        })
+        })?;
+        Ok::<_, Failure>(())
     };
     match &export.to {
         _ if export.dry_run => write(None)?,

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, io::Write, ops::Range};
 
 use serde_json::Value;
 
-use super::Letters;
+use super::{Letters, OtherKinds};
 use crate::{
     arguments::{Connection, Format, List},
     failure::Failure,
@@ -29,15 +29,42 @@ pub fn run(
     let mut newest = Newest::new(limit, format);
     let tails = tails(&spans, i64::from(list.limit).max(TAIL));
     let searches = !list.which.filter.letters().is_all();
+    let mut others = OtherKinds::new();
     if !searches {
         letters.each(&tails, "reading", |letter| newest.offer(letter))?;
     }
     // Transactions and compaction leave gaps; and what is done may be behind what is open.
     if searches || newest.heap.len() < limit && tails != spans {
         newest = Newest::new(limit, format);
-        letters.each(&spans, "reading", |letter| newest.offer(letter))?;
+        others = letters.each(&spans, "reading", |letter| newest.offer(letter))?;
+    }
+    if newest.heap.is_empty() && format == Format::Table {
+        let is_empty = letters.bounds.iter().all(|(_, span)| span.is_empty());
+        writeln!(out, "{}", none(list, is_empty, &others))?;
+        return Ok(());
     }
     newest.write(list, out)
+}
+
+/// Why nothing is listed.
+fn none(list: &List, is_empty: bool, others: &OtherKinds) -> String {
+    let topic = &list.source.topic;
+    if is_empty {
+        return format!("{topic} is empty.");
+    }
+    let filtered = !list.which.filter.letters().is_all();
+    let mut told = match (list.which.all, filtered) {
+        (false, false) => format!("No letter is open in {topic}; --all shows what is done, too."),
+        (false, true) => format!(
+            "No open letter in {topic} is what the filter means; --all looks at what is done, too."
+        ),
+        (true, _) => format!("No letter in {topic} is what the filter means."),
+    };
+    if !others.is_empty() {
+        let kinds = others.iter().map(|kind| text::line(kind.as_bytes(), 100));
+        told += &format!(" There are: {}.", kinds.collect::<Vec<_>>().join(", "));
+    }
+    told
 }
 
 fn tails(spans: &[(i32, Range<i64>)], length: i64) -> Vec<(i32, Range<i64>)> {
@@ -105,14 +132,6 @@ impl Newest {
             return Ok(());
         }
         let topic = &list.source.topic;
-        if table.is_empty() {
-            let hint = match list.which.all {
-                true => "",
-                false => "; --all shows what is done, too",
-            };
-            writeln!(out, "No such letters in {topic}{hint}.")?;
-            return Ok(());
-        }
         table.write(out)?;
         let more = match full {
             true => format!("There may be more: --limit, or count them with `dlq stats {topic}`. "),

@@ -8,7 +8,7 @@ mod redrive;
 mod show;
 mod stats;
 
-use std::{io::Write, ops::Range};
+use std::{collections::BTreeSet, io::Write, ops::Range};
 
 use reliable_consumer::{
     Record, Story,
@@ -40,6 +40,11 @@ pub fn run(
     }
 }
 
+/// Kinds of letters that a filter for kinds does not mean, for whoever has found none. Anybody can write headers: no more
+/// than so many.
+type OtherKinds = BTreeSet<String>;
+const KINDS: usize = 12;
+
 /// A topic of dead letters as it lies there now.
 struct Letters<'a> {
     cluster: Cluster,
@@ -56,6 +61,7 @@ impl<'a> Letters<'a> {
         source: &'a Source,
         which: &'a Which,
     ) -> Result<Self, Failure> {
+        which.filter.check()?;
         let cluster = connection.cluster(&source.group())?;
         let topic = &source.topic;
         let partitions = cluster.partitions(topic)?;
@@ -89,13 +95,15 @@ impl<'a> Letters<'a> {
         spans
     }
 
-    /// Hands out what is meant.
+    /// Hands out what is meant, and tells of which kinds the others are.
     fn each(
         &self,
         spans: &[(i32, Range<i64>)],
         what: &'static str,
         mut each: impl FnMut(&Letter<'_>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    ) -> Result<OtherKinds, Failure> {
+        let mut others = OtherKinds::new();
+        let asked_for_kinds = !self.which.filter.kind.is_empty();
         let total = spans.iter().map(|(_, span)| (span.end - span.start) as u64);
         let mut progress = Progress::new(what, total.sum());
         let filter = self.which.filter.letters();
@@ -104,18 +112,30 @@ impl<'a> Letters<'a> {
             let committed = self.committed(record.partition());
             let done = committed.is_some_and(|it| it.covers(record.offset()));
             if done && !self.which.all {
-                return Ok(Next::More);
+                return Ok::<_, Failure>(Next::More);
             }
             let story = Story::of(record);
+            let letter = Letter {
+                record,
+                story,
+                done,
+            };
             if filter.matches_told(record, story.as_ref()) {
-                each(&Letter {
-                    record,
-                    story,
-                    done,
-                })?;
+                each(&letter)?;
+            } else if asked_for_kinds && others.len() < KINDS && !others.contains(letter.kind()) {
+                others.insert(letter.kind().to_owned());
             }
             Ok(Next::More)
-        })
+        })?;
+        Ok(others)
+    }
+}
+
+/// What there is, where somebody asks for a partition that there is not.
+fn partitions_told(topic: &str, partitions: i32) -> String {
+    match partitions {
+        1 => format!("{topic} has partition 0 only"),
+        _ => format!("{topic} has partitions 0-{}", partitions - 1),
     }
 }
 

@@ -15,7 +15,7 @@ use reliable_consumer::{
 use serde_json::json;
 use tokio::runtime;
 
-use super::fetch;
+use super::{fetch, partitions_told};
 use crate::{
     arguments::{Connection, Format, Move, Park, Source, Unpark},
     confirm::confirm,
@@ -26,7 +26,6 @@ use crate::{
 
 /// More than these are moved only if somebody says yes.
 const MANY: usize = 100;
-const PARK_REASON: &str = "parkReason";
 const BY_HAND: &str = "by-hand";
 const PARKED: &str = ".parked";
 
@@ -42,7 +41,7 @@ pub fn park(
         source: &park.source,
         which: &park.which,
         target: parking_lot.unwrap_or_else(|| format!("{topic}{PARKED}")),
-        set: &[(PARK_REASON, Some(BY_HAND))],
+        set: &[(header_names::PARK_REASON, Some(BY_HAND))],
         verb: "parked",
     }
     .run(connection, format, out)
@@ -65,7 +64,10 @@ pub fn unpark(
         source: &unpark.source,
         which: &unpark.which,
         target,
-        set: &[(PARK_REASON, None), (header_names::RETRY_COUNT, Some("0"))],
+        set: &[
+            (header_names::PARK_REASON, None),
+            (header_names::RETRY_COUNT, Some("0")),
+        ],
         verb: "unparked",
     }
     .run(connection, format, out)
@@ -115,7 +117,7 @@ impl Transport<'_> {
         }
         if count > MANY && !which.yes {
             confirm(&format!(
-                "{count} letters of {topic} are {} to {target}",
+                "{count} letters of {topic} would be {} to {target}",
                 self.verb
             ))?;
         }
@@ -151,13 +153,17 @@ impl Transport<'_> {
     /// The letters, if all are there and open.
     fn find(&self, cluster: &Cluster) -> Result<Vec<Record>, Failure> {
         let topic = &self.source.topic;
-        cluster.partitions(topic)?;
+        let partitions = cluster.partitions(topic)?;
         let places: BTreeSet<Place> = self.which.places.iter().copied().collect();
         let mut letters = Vec::with_capacity(places.len());
         for place in places {
             let Some(letter) = fetch(cluster, topic, place)? else {
+                let why = match place.partition >= partitions {
+                    true => format!(": {}", partitions_told(topic, partitions)),
+                    false => String::new(),
+                };
                 let message =
-                    format!("there is no letter at {place} in {topic}; nothing was changed");
+                    format!("there is no letter at {place} in {topic}{why}; nothing was changed");
                 return Err(Failure::NotFound(message));
             };
             if cluster

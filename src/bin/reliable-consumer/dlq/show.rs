@@ -5,7 +5,7 @@ use std::io::Write;
 use console::style;
 use reliable_consumer::{Record, Story, Timestamp};
 
-use super::fetch;
+use super::{fetch, partitions_told};
 use crate::{
     arguments::{Connection, Format, Show},
     failure::Failure,
@@ -25,7 +25,7 @@ pub fn run(
 ) -> Result<(), Failure> {
     // Nothing is asked of the group; librdkafka wants a name.
     let cluster = connection.cluster(&format!("{}.redriver", show.topic))?;
-    cluster.partitions(&show.topic)?;
+    let partitions = cluster.partitions(&show.topic)?;
     let mut missing = Vec::new();
     for place in &show.places {
         let Some(record) = fetch(&cluster, &show.topic, *place)? else {
@@ -46,11 +46,18 @@ pub fn run(
     }
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(Failure::NotFound(format!(
-            "there is no record at {} in {}: deleted by now, a transaction's marker, or not written yet",
-            missing.join(", "),
-            show.topic,
-        ))),
+        false => {
+            let beyond = show.places.iter().any(|it| it.partition >= partitions);
+            let told = match beyond {
+                true => format!("; {}", partitions_told(&show.topic, partitions)),
+                false => String::new(),
+            };
+            Err(Failure::NotFound(format!(
+                "there is no record at {} in {}: deleted by now, a transaction's marker, or not written yet{told}",
+                missing.join(", "),
+                show.topic,
+            )))
+        }
     }
 }
 
@@ -71,6 +78,8 @@ fn write(letter: &Letter<'_>, full: bool, out: &mut impl Write) -> Result<(), Fa
         let message = text::line(message.as_bytes(), usize::MAX);
         let kind = text::line(letter.kind().as_bytes(), HEADER);
         facts.push(("error", format!("{kind}: {message}")));
+        let parked = letter.park_reason();
+        facts.extend(parked.map(|it| ("parked", text::line(it.as_bytes(), HEADER))));
         facts.extend(story.failed_at.map(|at| ("failed", when(at))));
         facts.extend(story.attempts.map(|it| ("attempts", it.to_string())));
         facts.push(("redrives", story.retry_count.to_string()));

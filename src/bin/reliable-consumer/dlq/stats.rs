@@ -40,7 +40,7 @@ pub fn run(
             writeln!(out, "{}", text::json_line(&value))?;
             Ok(())
         }
-        Format::Table => counts.write(&stats.source.topic, top, out),
+        Format::Table => counts.write(&stats.source.topic, stats.which.all, top, out),
     }
 }
 
@@ -133,12 +133,21 @@ impl Counts {
         value
     }
 
-    fn write(&self, topic: &str, top: usize, out: &mut impl Write) -> Result<(), Failure> {
-        let heading = format!(
-            "{topic}: {} letters, {} of them open",
-            self.letters,
-            self.letters - self.done
-        );
+    fn write(
+        &self,
+        topic: &str,
+        all: bool,
+        top: usize,
+        out: &mut impl Write,
+    ) -> Result<(), Failure> {
+        let letters = text::count(self.letters, "letter");
+        let heading = match all {
+            true => format!(
+                "{topic}: {letters}, {} of them open",
+                self.letters - self.done
+            ),
+            false => format!("{topic}: {letters} open; --all counts what is done, too"),
+        };
         writeln!(out, "{}", style(heading).bold())?;
         if let (Some(oldest), Some(newest)) = (self.oldest, self.newest) {
             let (oldest, newest) = (time::shown(oldest), time::shown(newest));
