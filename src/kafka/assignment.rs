@@ -104,7 +104,7 @@ impl Pump {
         let mut names: Vec<_> = partitions.iter().map(|(topic, _)| topic.clone()).collect();
         names.sort_unstable();
         names.dedup();
-        let topics = self.describe(&names);
+        let topics = self.describe(consumer, &names);
         let mut changed = names;
         changed.retain(|topic| {
             let now = topics.get(&**topic).copied().unwrap_or_default();

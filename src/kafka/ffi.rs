@@ -74,7 +74,8 @@ impl Lifeline {
 /// It hands out its consumer by shared reference only: moving it out would let the client outlive the cut.
 pub(crate) struct Consumer<C: ConsumerContext + 'static> {
     lifeline: Lifeline,
-    inner: BaseConsumer<C>,
+    /// Dropped by [`Consumer::drop`], one way or the other.
+    inner: ManuallyDrop<BaseConsumer<C>>,
 }
 
 impl<C: ConsumerContext + 'static> Consumer<C> {
@@ -89,6 +90,7 @@ impl<C: ConsumerContext + 'static> Consumer<C> {
         let mut inner: BaseConsumer<C> = config.create_with_context(context(lifeline.clone()))?;
         inner.set_nonempty_callback(move || wake());
         lifeline.set(NonNull::new(inner.client().native_ptr()).map(Handle));
+        let inner = ManuallyDrop::new(inner);
         Ok(Consumer { lifeline, inner })
     }
 
@@ -100,21 +102,29 @@ impl<C: ConsumerContext + 'static> Consumer<C> {
     ///
     /// Requests that wait for a broker are not sent any more. Calls back no more after it returns.
     pub(crate) fn abandon(self) {
-        // The binding's own drop is what waits. What it would free beside client and context, a queue's handle and a
-        // callback, is lost.
-        let consumer = ManuallyDrop::new(self);
+        let mut consumer = ManuallyDrop::new(self);
+        // SAFETY: `consumer` is neither used nor dropped any more.
+        unsafe { consumer.destroy(sys::RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE) };
+        // SAFETY: as above; it is dropped once.
+        unsafe { ptr::drop_in_place(&mut consumer.lifeline) };
+    }
+
+    /// Destroys the client without the binding's own drop, which closes the consumer whatever it is, waits until it is
+    /// closed, and logs an error if it was. What that would free beside client and context, a queue's handle and a
+    /// callback, is lost.
+    ///
+    /// # Safety
+    /// `inner` must not be used any more.
+    unsafe fn destroy(&mut self, flags: i32) {
+        // What it holds is freed here; the one that is lost holds nothing.
+        self.inner.set_nonempty_callback(|| {});
         // Waits for calls that are under way elsewhere.
-        consumer.lifeline.set(None);
-        let context = Arc::as_ptr(consumer.inner.context());
-        // SAFETY: the client is alive, nobody else destroys it, as `consumer` is never dropped, and nobody calls it any
-        // more: wrappers see the lifeline cut. Callbacks have their context until this returns.
-        unsafe {
-            sys::rd_kafka_destroy_flags(
-                consumer.inner.client().native_ptr(),
-                sys::RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE,
-            );
-        }
-        // SAFETY: this is the count that `consumer` held; it is not used again.
+        self.lifeline.set(None);
+        let context = Arc::as_ptr(self.inner.context());
+        // SAFETY: the client is alive, nobody else destroys it, as `inner` is never dropped after this, and nobody calls
+        // it any more: wrappers see the lifeline cut. Callbacks have their context until this returns.
+        unsafe { sys::rd_kafka_destroy_flags(self.inner.client().native_ptr(), flags) };
+        // SAFETY: this is the count that `inner` held; it is not used again.
         unsafe { Arc::decrement_strong_count(context) };
     }
 }
@@ -129,8 +139,15 @@ impl<C: ConsumerContext + 'static> Deref for Consumer<C> {
 
 impl<C: ConsumerContext + 'static> Drop for Consumer<C> {
     fn drop(&mut self) {
-        // Waits for calls that are under way elsewhere; `inner` is destroyed after this returns.
-        self.lifeline.set(None);
+        if self.inner.closed() {
+            // SAFETY: this is the end of it.
+            unsafe { self.destroy(0) };
+        } else {
+            // Waits for calls that are under way elsewhere.
+            self.lifeline.set(None);
+            // SAFETY: as above.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
     }
 }
 
@@ -533,11 +550,13 @@ pub(crate) enum Answer {
 }
 
 impl Question {
-    /// What these topics, each named once, are. None when the consumer is gone.
+    /// What these topics, each named once, are. Asked of that broker, else of the controller. None when the consumer is
+    /// gone.
     pub(crate) fn topics(
         lifeline: &Lifeline,
         wake: Wake,
         topics: &[&str],
+        broker: Option<i32>,
         limit: Duration,
     ) -> Option<Question> {
         let names: Vec<_> = topics
@@ -549,8 +568,11 @@ impl Question {
         let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
         Self::ask(lifeline, wake, op, limit, |client, options, queue| {
             // SAFETY: client, options and queue are valid, and so are the names; librdkafka copies them into the
-            // collection, and out of that, which is ours to destroy.
+            // collection, and out of that, which is ours to destroy. Null for an error text of size 0 is allowed.
             unsafe {
+                if let Some(broker) = broker {
+                    sys::rd_kafka_AdminOptions_set_broker(options, broker, ptr::null_mut(), 0);
+                }
                 let names = pointers.as_mut_ptr();
                 let topics = sys::rd_kafka_TopicCollection_of_topic_names(names, pointers.len());
                 sys::rd_kafka_DescribeTopics(client, topics, options, queue);
@@ -606,7 +628,7 @@ impl Question {
         wake: Wake,
         op: sys::rd_kafka_admin_op_t,
         limit: Duration,
-        send: impl FnOnce(*mut RDKafka, *const sys::rd_kafka_AdminOptions_t, *mut RDKafkaQueue),
+        send: impl FnOnce(*mut RDKafka, *mut sys::rd_kafka_AdminOptions_t, *mut RDKafkaQueue),
     ) -> Option<Question> {
         let alive = lifeline.hold()?;
         // SAFETY: the client is alive; the new queue is ours.
@@ -965,6 +987,7 @@ pub(super) fn raise_fatal_error<C: ProducerContext>(producer: &BaseProducer<C>) 
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
@@ -1288,6 +1311,36 @@ mod tests {
         drop((queue, replies));
         assert_eq!(Arc::strong_count(&count), 1);
         drop(consumer);
+    }
+
+    #[test]
+    fn a_consumer_that_is_closed_ends_without_an_error_in_the_log_and_frees_its_context() {
+        thread_local! {
+            static ERRORS: Cell<usize> = const { Cell::new(0) };
+        }
+        struct Count;
+        impl log::Log for Count {
+            fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+                true
+            }
+            fn log(&self, line: &log::Record<'_>) {
+                ERRORS.set(ERRORS.get() + usize::from(line.level() == log::Level::Error));
+            }
+            fn flush(&self) {}
+        }
+        log::set_logger(&Count).unwrap();
+        log::set_max_level(log::LevelFilter::Error);
+        let world = World::new();
+        let consumer = world.consumer();
+        let context = Arc::downgrade(consumer.context());
+        consumer.subscribe(&[TOPIC]).unwrap();
+        consumer.close_queue().unwrap();
+        while !consumer.closed() {
+            consumer.poll(Duration::from_millis(10));
+        }
+        drop(consumer);
+        assert_eq!(ERRORS.get(), 0);
+        assert_eq!(context.strong_count(), 0);
     }
 
     #[test]

@@ -240,7 +240,9 @@ impl Pump {
                         };
                         let named = [&**topic];
                         let wake = Arc::clone(&wake);
-                        let topic = Question::topics(&self.lifeline, wake, &named, QUESTION);
+                        let broker = self.topics.broker();
+                        let topic =
+                            Question::topics(&self.lifeline, wake, &named, broker, QUESTION);
                         let asked = [topic, end(LogEnd::First), end(LogEnd::Next)];
                         let [Some(topic), Some(first), Some(next)] = asked else {
                             return false;
@@ -270,6 +272,7 @@ impl Pump {
                         "the brokers do not say what there is in this partition now; asking again"
                     );
                     doubt.asked = None;
+                    self.topics.ask_another();
                     return false;
                 };
                 let described = topics.first().filter(|topic| topic.error.is_none());

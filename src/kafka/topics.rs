@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rdkafka::consumer::Consumer as _;
+
 use super::{
+    BaseConsumer,
     ffi::{Answer, DescribedTopic, Question, Wake},
     pump::Pump,
     surprises::Trouble,
@@ -19,22 +22,46 @@ use crate::engine::TopicSeen;
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 /// One question to the brokers may take this long.
 pub(super) const QUESTION: Duration = Duration::from_secs(5);
+/// Finding out who answers.
+const WHO: Duration = Duration::from_secs(1);
 
 /// What is known of topics, and what is being asked.
 #[derive(Default)]
 pub(super) struct Topics {
     /// The ids that topics had when they were last assigned to us.
     seen: HashMap<Arc<str>, u32>,
+    /// Who is asked. Any broker can answer, but librdkafka asks the controller, and waits for it where it is away.
+    broker: Option<i32>,
     question: Option<Question>,
     next: Option<Instant>,
 }
 
+impl Topics {
+    pub(super) fn broker(&self) -> Option<i32> {
+        self.broker
+    }
+
+    /// The broker that was asked does not answer: the next question goes to the controller.
+    pub(super) fn ask_another(&mut self) {
+        self.broker = None;
+    }
+}
+
 impl Pump {
     /// Asks for the topics of partitions that are being assigned, and waits for the answer. What is not told is not known.
-    pub(super) fn describe(&self, topics: &[Arc<str>]) -> HashMap<String, TopicSeen> {
+    pub(super) fn describe(
+        &mut self,
+        consumer: &BaseConsumer,
+        topics: &[Arc<str>],
+    ) -> HashMap<String, TopicSeen> {
         let nobody: Wake = Arc::new(|| {});
         let names: Vec<_> = topics.iter().map(|topic| &**topic).collect();
-        let question = Question::topics(&self.lifeline, nobody, &names, QUESTION);
+        // A broker that has just answered will do so again.
+        let answered = consumer.fetch_metadata(names.first().copied(), WHO);
+        let broker = answered.map(|metadata| metadata.orig_broker_id());
+        self.topics.broker = broker.ok().filter(|broker| *broker >= 0);
+        let question =
+            Question::topics(&self.lifeline, nobody, &names, self.topics.broker, QUESTION);
         let answer = question.and_then(|question| question.poll(QUESTION + QUESTION / 10));
         let Some(Answer::Topics(described)) = answer else {
             tracing::warn!(
@@ -71,8 +98,11 @@ impl Pump {
                     return;
                 };
                 self.topics.question = None;
-                if let Answer::Topics(described) = answer {
-                    described.iter().for_each(|topic| self.compare(topic));
+                match answer {
+                    Answer::Topics(described) => {
+                        described.iter().for_each(|topic| self.compare(topic));
+                    }
+                    _ => self.topics.ask_another(),
                 }
             }
             None if self.topics.next.is_none_or(|next| next <= now) => {
@@ -83,8 +113,9 @@ impl Pump {
                 names.sort_unstable();
                 names.dedup();
                 if !names.is_empty() {
-                    let question = Question::topics(&self.lifeline, self.wake(), &names, QUESTION);
-                    self.topics.question = question;
+                    let (wake, broker) = (self.wake(), self.topics.broker);
+                    self.topics.question =
+                        Question::topics(&self.lifeline, wake, &names, broker, QUESTION);
                 }
             }
             None => {}
@@ -123,5 +154,48 @@ pub(super) fn seen(topic: &DescribedTopic) -> TopicSeen {
             (_, hash) => hash.max(1),
         },
         partitions: u32::try_from(topic.partitions).unwrap_or(u32::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::{
+        ClientConfig,
+        mocking::MockCluster,
+        producer::{BaseProducer, BaseRecord, Producer as _},
+    };
+
+    use super::*;
+    use crate::{Message, ReliableConsumer, Text};
+
+    #[tokio::test]
+    async fn a_controller_that_is_away_delays_no_assignment() {
+        // The controller that the mock cluster names is no broker of its.
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("orders", 1, 1).unwrap();
+        let servers = cluster.bootstrap_servers();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &servers)
+            .create()
+            .unwrap();
+        producer
+            .send(BaseRecord::<(), _>::to("orders").payload("first"))
+            .unwrap();
+        producer.flush(Duration::from_secs(5)).unwrap();
+        let consumer = ReliableConsumer::builder()
+            .bootstrap_servers(&servers)
+            .group_id("shipping")
+            .topic("orders")
+            .property("group.protocol", "consumer")
+            .build()
+            .unwrap();
+        let handle = consumer.handle();
+        let began = Instant::now();
+        let run = consumer.run(async move |_: &Message<Text>| {
+            handle.shutdown()?;
+            Ok(())
+        });
+        assert_eq!(run.await.unwrap().handled, 1);
+        assert!(began.elapsed() < QUESTION, "{:?}", began.elapsed());
     }
 }
