@@ -19,7 +19,6 @@ use crate::{
     arguments::{Connection, Dlq, Format, Source, Which},
     failure::Failure,
     letter::Letter,
-    place::Place,
     progress::Progress,
 };
 
@@ -139,21 +138,32 @@ fn partitions_told(topic: &str, partitions: i32) -> String {
     }
 }
 
-/// The record at this place, if there is one.
-fn fetch(cluster: &Cluster, topic: &str, place: Place) -> Result<Option<Record>, Failure> {
-    let Place { partition, offset } = place;
+/// Offsets that lie so close to each other are read together.
+const NEAR: i64 = 16;
+
+/// The records at these offsets of a partition, as far as there are any, in their order.
+fn fetch(
+    cluster: &Cluster,
+    topic: &str,
+    partition: i32,
+    offsets: &BTreeSet<i64>,
+) -> Result<Vec<Record>, Failure> {
+    let mut found = Vec::with_capacity(offsets.len());
     if partition >= cluster.partitions(topic)? {
-        return Ok(None);
+        return Ok(found);
     }
-    if !cluster.bounds(topic, partition)?.contains(&offset) {
-        return Ok(None);
+    let bounds = cluster.bounds(topic, partition)?;
+    let there: Vec<_> = offsets.iter().filter(|it| bounds.contains(it)).collect();
+    for together in there.chunk_by(|one, next| *next - *one <= NEAR) {
+        let (Some(first), Some(last)) = (together.first(), together.last()) else {
+            continue;
+        };
+        cluster.read(topic, &[(partition, **first..**last + 1)], |record| {
+            if offsets.contains(&record.offset()) {
+                found.push(record.clone());
+            }
+            Ok::<_, Failure>(Next::More)
+        })?;
     }
-    let mut found = None;
-    cluster.read(topic, &[(partition, offset..offset + 1)], |record| {
-        if record.offset() == offset {
-            found = Some(record.clone());
-        }
-        Ok::<_, Failure>(Next::More)
-    })?;
     Ok(found)
 }

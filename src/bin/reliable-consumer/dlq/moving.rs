@@ -154,29 +154,36 @@ impl Transport<'_> {
     fn find(&self, cluster: &Cluster) -> Result<Vec<Record>, Failure> {
         let topic = &self.source.topic;
         let partitions = cluster.partitions(topic)?;
-        let places: BTreeSet<Place> = self.which.places.iter().copied().collect();
-        let mut letters = Vec::with_capacity(places.len());
-        for place in places {
-            let Some(letter) = fetch(cluster, topic, place)? else {
-                let why = match place.partition >= partitions {
+        let mut places = BTreeMap::<i32, BTreeSet<i64>>::new();
+        for Place { partition, offset } in &self.which.places {
+            places.entry(*partition).or_default().insert(*offset);
+        }
+        let mut letters = Vec::with_capacity(self.which.places.len());
+        for (partition, offsets) in places {
+            let at = |offset| Place { partition, offset };
+            let found = fetch(cluster, topic, partition, &offsets)?;
+            let is_found = |offset: &i64| found.iter().any(|it| it.offset() == *offset);
+            if let Some(missing) = offsets.iter().find(|offset| !is_found(offset)) {
+                let why = match partition >= partitions {
                     true => format!(": {}", partitions_told(topic, partitions)),
                     false => String::new(),
                 };
-                let message =
-                    format!("there is no letter at {place} in {topic}{why}; nothing was changed");
-                return Err(Failure::NotFound(message));
-            };
-            if cluster
-                .committed_in(topic, place.partition)?
-                .covers(place.offset)
-            {
                 let message = format!(
-                    "group {} is done with the letter at {place} in {topic} already; nothing was changed",
-                    cluster.group()
+                    "there is no letter at {} in {topic}{why}; nothing was changed",
+                    at(*missing)
                 );
                 return Err(Failure::NotFound(message));
             }
-            letters.push(letter);
+            let committed = cluster.committed_in(topic, partition)?;
+            if let Some(done) = offsets.iter().find(|offset| committed.covers(**offset)) {
+                let message = format!(
+                    "group {} is done with the letter at {} in {topic} already; nothing was changed",
+                    cluster.group(),
+                    at(*done)
+                );
+                return Err(Failure::NotFound(message));
+            }
+            letters.extend(found);
         }
         Ok(letters)
     }

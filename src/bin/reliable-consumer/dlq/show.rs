@@ -1,6 +1,6 @@
 //! `dlq show`: all about single records.
 
-use std::io::Write;
+use std::{collections::BTreeSet, io::Write};
 
 use console::style;
 use reliable_consumer::{Record, Story, Timestamp};
@@ -28,7 +28,9 @@ pub fn run(
     let partitions = cluster.partitions(&show.topic)?;
     let mut missing = Vec::new();
     for place in &show.places {
-        let Some(record) = fetch(&cluster, &show.topic, *place)? else {
+        let here = BTreeSet::from([place.offset]);
+        let mut found = fetch(&cluster, &show.topic, place.partition, &here)?;
+        let Some(record) = found.pop() else {
             missing.push(place.to_string());
             continue;
         };
