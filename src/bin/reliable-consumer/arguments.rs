@@ -484,7 +484,7 @@ pub struct Lag {
     #[arg(long, conflicts_with_all = ["topic", "max_age"])]
     pub members: bool,
 
-    /// Ends with exit code 6 if an unfinished record is older, e.g. 5m
+    /// Ends with exit code 6 if an unfinished record is older, e.g. 5m; with 1 if none is known to be, and some are not known
     #[arg(long, value_name = "TIME", value_parser = time::duration)]
     pub max_age: Option<Duration>,
 }

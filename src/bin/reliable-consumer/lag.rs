@@ -61,7 +61,8 @@ pub fn run(
         return Err(Failure::NotFound(message));
     }
     standings.sort_by(|a, b| a.place().cmp(&b.place()));
-    if let Err(failure) = find_heads(&cluster, &mut standings) {
+    let unknown = find_heads(&cluster, &mut standings).err();
+    if let Some(failure) = &unknown {
         eprintln!("The oldest unfinished records are not known: {failure}");
     }
     let members = cluster.members().unwrap_or_else(|error| {
@@ -91,7 +92,8 @@ pub fn run(
         age.is_some_and(|age| u128::try_from(age).is_ok_and(|age| age > limit.as_millis()))
     });
     match late.count() {
-        0 => Ok(()),
+        // Nobody knows how old the others are.
+        0 => unknown.map_or(Ok(()), Err),
         late => Err(Failure::BehindTime(format!(
             "{} with an unfinished record older than {}",
             text::count(late as u64, "partition"),
