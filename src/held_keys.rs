@@ -397,11 +397,14 @@ mod tests {
             held.ruling(&record("a", 2), now),
             Some(Ruling::Follow(letters()))
         );
+        assert_eq!(held.ruling(&record("a", 2), now + LASTS), None);
+
+        held.set_aside(&record("b", 1), false, &letters(), false, now);
+        assert_eq!(held.ruling(&back("b", 1), now), None, "it is expected back");
         assert!(
-            !held.is_waited_for(&back("a", 1)),
+            !held.is_waited_for(&back("b", 1)),
             "nobody waits where all follow"
         );
-        assert_eq!(held.ruling(&record("a", 2), now + LASTS), None);
     }
 
     #[test]

@@ -8,9 +8,10 @@ mod program;
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
+    io::Read as _,
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -24,14 +25,13 @@ use reliable_consumer_testing::{Cluster, Record, StoredRecord, cluster, unique};
 use serde_json::Value;
 
 fn run(arguments: &str) -> Ended {
-    program(arguments).output().unwrap().into()
+    program(arguments).into()
 }
 
 fn on(cluster: &Cluster, arguments: &str) -> Ended {
-    let output = program(arguments)
-        .args(["--brokers", cluster.brokers()])
-        .output();
-    output.unwrap().into()
+    let mut command = program(arguments);
+    command.args(["--brokers", cluster.brokers()]);
+    command.into()
 }
 
 /// A letter of this library, about the record at this offset of `orders`.
@@ -183,6 +183,12 @@ fn one_letter_is_shown_with_all_that_is_in_it() {
     assert_eq!(letter["headers"][0]["name"], "tenant");
     assert_eq!(letter["done"], false);
 
+    // The group of the redriver is done with the first three.
+    cluster.commit(&format!("{dlq}.redriver"), &dlq, 0, 3, "");
+    let shown = on(&cluster, &format!("dlq show {dlq} 0@2 0@3 -o json")).well();
+    let done = shown.json().into_iter().map(|it| it["done"].clone());
+    assert_eq!(done.collect::<Vec<_>>(), [true, false]);
+
     let missing = on(&cluster, &format!("dlq show {dlq} 0@3 0@6 1@0 7@1"));
     let missing = missing.with(3, "no record at 0@6, 1@0, 7@1");
     assert!(
@@ -191,6 +197,20 @@ fn one_letter_is_shown_with_all_that_is_in_it() {
         missing.err
     );
     assert!(missing.contains("order-3"), "what is there is shown");
+
+    cluster.produce(
+        &dlq,
+        [letter_about(
+            Record::value("x".repeat(20_000)),
+            6,
+            "panic",
+            now(),
+        )],
+    );
+    let cut = on(&cluster, &format!("dlq show {dlq} 0@6")).well();
+    assert!(cut.contains("16384 of 20000 bytes are shown") && cut.out.len() < 20_000);
+    let full = on(&cluster, &format!("dlq show {dlq} 0@6 --full")).well();
+    assert!(full.contains(&"x".repeat(20_000)));
 }
 
 #[test]
@@ -242,21 +262,20 @@ fn statistics_count_by_topic_kind_hour_and_redrives() {
 
 /// The most memory that a run of the program had, in MiB, with what it left.
 fn at_its_largest(mut command: Command) -> (u64, Ended) {
-    let mut child = command
+    let child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut largest = 0;
-    while child.try_wait().unwrap().is_none() {
+    let output = program::output_watched(child, || {
         let status = fs::read_to_string(&status).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         largest = largest.max(kib.unwrap_or(0));
-        std::thread::sleep(millis(2));
-    }
-    (largest >> 10, child.wait_with_output().unwrap().into())
+    });
+    (largest >> 10, output.into())
 }
 
 #[test]
@@ -321,6 +340,26 @@ fn an_export_has_every_letter_whole_and_a_file_only_when_it_is_complete() {
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
     let nowhere = format!("dlq export {dlq} --to {}/x/y", path.display());
     on(&cluster, &nowhere).with(1, "letters.jsonl");
+
+    // Whoever reads the file meanwhile reads all of the old one; and one that cannot be kept leaves nothing.
+    let mut old = String::new();
+    let mut reader = fs::File::open(&path).unwrap();
+    on(
+        &cluster,
+        &format!("dlq export {dlq} --to {}", path.display()),
+    )
+    .well();
+    reader.read_to_string(&mut old).unwrap();
+    assert_eq!(old.lines().count(), 3);
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 7);
+    let folder = file("folder");
+    fs::create_dir(&folder).unwrap();
+    on(
+        &cluster,
+        &format!("dlq export {dlq} --to {}", folder.display()),
+    )
+    .with(1, "folder");
+    assert!(!PathBuf::from(format!("{}.part", folder.display())).exists());
 }
 
 // D4
@@ -450,6 +489,37 @@ fn a_parked_letter_is_in_the_parking_lot_and_no_longer_open_and_comes_back() {
 }
 
 #[test]
+fn a_letter_that_cannot_be_copied_stays_and_so_does_one_whose_note_is_strange() {
+    let Some(cluster) = cluster() else { return };
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let (lot, group) = (format!("{dlq}.parked"), format!("{dlq}.redriver"));
+    cluster.create_topic_named(&lot, 1, &[("max.message.bytes", "10000")]);
+    let large = letter_about(Record::value("x".repeat(20_000)), 1, "panic", now());
+    cluster.produce(
+        &dlq,
+        [letter(0, "panic", now()), large, letter(2, "panic", now())],
+    );
+    let ended = on(&cluster, &format!("dlq park {dlq} 0@0 0@1 0@2 -o json"));
+    let ended = ended.with(5, "1 of 3 letters parked");
+    assert_eq!(offsets(&ended.json()), [0], "it tells what it has done");
+    assert_eq!(copies(&cluster, &lot).len(), 1);
+    assert_eq!(committed(&cluster, &group, &dlq), [1]);
+    let open = on(&cluster, &format!("dlq list {dlq} -o json"))
+        .well()
+        .json();
+    let mut open = offsets(&open);
+    open.sort_unstable();
+    assert_eq!(open, [1, 2]);
+
+    // What another tool has noted is not written over.
+    cluster.commit(&group, &dlq, 0, 1, "a note of somebody else");
+    on(&cluster, &format!("dlq park {dlq} 0@2")).with(1, "");
+    assert_eq!(copies(&cluster, &lot).len(), 1);
+    let noted = &cluster.committed(&group, &dlq)[0];
+    assert_eq!(noted.metadata, "a note of somebody else");
+}
+
+#[test]
 fn many_letters_are_moved_only_if_somebody_says_yes() {
     let Some(cluster) = cluster() else { return };
     let dlq = cluster.create_topic("many.dlq", 1, &[]);
@@ -508,6 +578,8 @@ fn letters_go_back_once_whether_with_a_filter_or_without() {
     assert_eq!(ids().len(), 6, "none went twice");
     let nothing = redrive(&format!("--to {topic}")).well();
     assert!(nothing.contains("nothing to send back"), "{}", nothing.out);
+    let again = redrive(&format!("--to {topic} --kind permanent")).well();
+    assert!(again.contains("3  done already"), "{}", again.out);
     assert_eq!(ids().len(), 6);
 }
 
@@ -593,6 +665,117 @@ fn every_filter_holds_for_what_is_sent_back() {
 }
 
 #[test]
+fn every_option_holds_for_what_is_sent_back() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let waits = format!("{topic}-again");
+    let own = format!("{topic}.billing.redrive");
+    let lot = unique("lot");
+    for name in [&waits, &own, &lot] {
+        cluster.create_topic_named(name, 1, &[]);
+    }
+    let from = |n, origin: &str| letter(n, "timeout", now()).header("originalTopic", origin);
+    cluster.produce(&dlq, [from(0, &topic), from(1, &waits)]);
+    let dry = |options: &str| {
+        let redrive = format!("dlq redrive {dlq} {options} --dry-run -o json");
+        let report = on(&cluster, &redrive).well().json().remove(0);
+        (report["redriven"].to_string(), report["parked"].to_string())
+    };
+    let counts = |pairs: &[(&str, u64)]| {
+        let pairs = pairs
+            .iter()
+            .map(|(name, n)| ((*name).to_owned(), (*n).into()));
+        Value::Object(pairs.collect()).to_string()
+    };
+    let both = format!("--to-pattern {topic}.*");
+    assert_eq!(
+        dry(&both),
+        (counts(&[(&topic, 1), (&waits, 1)]), counts(&[]))
+    );
+    assert_eq!(
+        dry(&format!("{both} --retry-topic {waits}")),
+        (counts(&[(&topic, 1)]), counts(&[("untrusted", 1)]))
+    );
+    assert_eq!(
+        dry(&format!("{both} --threshold 2")),
+        (counts(&[]), counts(&[("exhausted", 2)]))
+    );
+    assert_eq!(
+        dry(&format!("--to {topic} --topic-per-group")),
+        (counts(&[(&own, 1)]), counts(&[("untrusted", 1)]))
+    );
+    let real = format!("dlq redrive {dlq} --to {topic} --parking-lot {lot} --for-group shipping");
+    on(&cluster, &real).well();
+    assert_eq!(
+        copies(&cluster, &lot)[0].header("parkReason"),
+        Some("untrusted")
+    );
+    assert_eq!(
+        copies(&cluster, &topic)[0].header("redriveGroup"),
+        Some("shipping")
+    );
+}
+
+#[test]
+fn one_that_is_interrupted_says_that_some_are_left_and_the_next_one_sends_those() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let letters = (0..90).map(|n| letter(n, "timeout", now()).header("originalTopic", &*topic));
+    cluster.produce(&dlq, letters);
+    let redrive = format!("dlq redrive {dlq} --to {topic}");
+    let child = program(&format!("{redrive} --rate 10"))
+        .args(["--brokers", cluster.brokers()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let began = || cluster.end_offsets(&topic)[0] > 0;
+    reliable_consumer_testing::eventually("it to begin", common::PATIENCE, began);
+    interrupt(&child);
+    Ended::from(program::output(child)).with(5, "run it again");
+    assert!(cluster.end_offsets(&topic)[0] < 90, "it kept to its rate");
+    on(&cluster, &redrive).well();
+    let mut ids: Vec<_> = copies(&cluster, &topic)
+        .iter()
+        .map(|it| it.header("messageId").unwrap().to_owned())
+        .collect();
+    assert_eq!(ids.len(), 90, "each once");
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 90);
+}
+
+// The end of a partition is looked at first.
+#[test]
+fn what_is_open_behind_many_that_are_done_is_listed() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    let dlq = cluster.create_topic("orders.dlq", 1, &[]);
+    let letters = (0..1_102).map(|n| {
+        let kind = if n < 2 { "permanent" } else { "timeout" };
+        letter(n, kind, now()).header("originalTopic", &*topic)
+    });
+    cluster.produce(&dlq, letters);
+    on(
+        &cluster,
+        &format!("dlq redrive {dlq} --to {topic} --kind timeout --yes"),
+    )
+    .well();
+    let list = on(&cluster, &format!("dlq list {dlq} -o json")).well();
+    let mut open = offsets(&list.json());
+    open.sort_unstable();
+    assert_eq!(open, [0, 1]);
+}
+
+fn interrupt(child: &Child) {
+    let interrupt = format!("kill -INT {}", child.id());
+    let sent = Command::new("sh").args(["-c", &interrupt]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
 fn as_a_service_it_sends_back_what_comes_until_it_is_interrupted() {
     let Some(cluster) = cluster() else { return };
     let topic = cluster.create_topic("orders", 1, &[]);
@@ -613,12 +796,8 @@ fn as_a_service_it_sends_back_what_comes_until_it_is_interrupted() {
         reliable_consumer_testing::eventually("it to be back", common::PATIENCE, back);
     }
     assert!(service.try_wait().unwrap().is_none(), "it waits for more");
-    let interrupt = format!("kill -INT {}", service.id());
-    Command::new("sh")
-        .args(["-c", &interrupt])
-        .status()
-        .unwrap();
-    let ended = Ended::from(service.wait_with_output().unwrap()).well();
+    interrupt(&service);
+    let ended = Ended::from(program::output(service)).well();
     assert!(ended.contains("2  sent back to"), "{}", ended.out);
     assert_eq!(committed(&cluster, &format!("{dlq}.redriver"), &dlq), [2]);
 }
@@ -745,6 +924,10 @@ async fn lag_names_the_head_that_holds_a_running_group_back_and_what_is_finished
     on(&cluster, &format!("lag {group} --max-age 5m")).with(6, "older than 5m");
     on(&cluster, &format!("lag {group} --max-age 1h")).well();
     running.stop().await;
+    // When the head itself has gone, the oldest that is there may be finished.
+    cluster.delete_records(&topic, 0, 10);
+    let lag = on(&cluster, &format!("lag {group} -o json")).well();
+    assert_eq!(lag.json()[0]["head"]["offset"], 20);
     // Somebody else's note, and a group that nobody knows.
     cluster.commit(&group, &topic, 0, 5, "rc1 of somewhere else");
     let table = on(&cluster, &format!("lag {group}")).well();
@@ -822,6 +1005,60 @@ fn lag_tells_what_was_deleted_unread_committed_beyond_the_end_and_never_committe
         (&lag[3]["lag"], &lag[3]["head"]),
         (&Value::Null, &Value::Null)
     );
+    let nobody = format!("lag {} --topic {topic}", unique("nobody"));
+    on(&cluster, &nobody).with(3, "committed nothing");
+
+    // How often the head has been sent back.
+    cluster.produce(&topic, [letter(0, "timeout", now())]);
+    cluster.commit(&group, &topic, 0, 10, "");
+    let lag = on(&cluster, &format!("lag {group} --topic {topic} -o json")).well();
+    assert_eq!(lag.json()[0]["head"]["retryCount"], 2);
+}
+
+/// Dies under a record; in a process of its own, for the test after it.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a process of the other tests"]
+async fn dying_process() {
+    let Ok(topic) = env::var("DYING_TOPIC") else {
+        return;
+    };
+    let handler = async |message: &Message<Text>| -> HandlerResult {
+        match message.offset() {
+            2 => std::process::abort(),
+            _ => Ok(()),
+        }
+    };
+    // Whoever has the name of one that died takes its place at once.
+    let builder = consumer(&cluster().unwrap(), &topic)
+        .topic(&topic)
+        .property("group.instance.id", "the-only-one");
+    Running::start(builder, handler).ended().await.unwrap();
+}
+
+#[test]
+fn lag_names_the_record_under_which_processes_died() {
+    let Some(cluster) = cluster() else { return };
+    let topic = cluster.create_topic("orders", 1, &[]);
+    cluster.produce(&topic, (0..5).map(|n| Record::value(n.to_string())));
+    // The first ones are needed to find out which record it is.
+    for _ in 0..4 {
+        let died = Command::new(env::current_exe().unwrap())
+            .args(["dying_process", "--exact", "--ignored"])
+            .env("DYING_TOPIC", &topic)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        assert_eq!(program::output(died.unwrap()).status.code(), None);
+    }
+    let lag = on(&cluster, &format!("lag {topic} -o json")).well();
+    let lag = &lag.json()[0];
+    assert_eq!(lag["runsAlone"], 2, "{lag}");
+    assert_eq!(lag["deaths"][0]["offset"], 2, "{lag}");
+    let deaths = lag["deaths"][0]["deaths"].as_i64().unwrap();
+    assert!((1..=2).contains(&deaths), "{lag}");
+    let table = on(&cluster, &format!("lag {topic}")).well();
+    let told = format!("the process has died {deaths} times under the record at offset 2");
+    assert!(table.contains(&told), "{}", table.out);
 }
 
 #[test]
@@ -831,7 +1068,9 @@ fn topics_for_dead_letters_are_made_with_safe_settings_and_left_alone_if_they_ex
     let create = format!("topics create-dlq {topic} --tiers 10s,1m -o json --replication 1");
     let names = ["dlq", "dlq.parked", "retry.10s", "retry.1m"].map(|it| format!("{topic}.{it}"));
 
-    let dry = on(&cluster, &format!("{create} --dry-run")).well();
+    let dry = on(&cluster, &format!("{create} --dry-run")).with(0, "fewer than three replicas");
+    let as_many_as_brokers = format!("topics create-dlq {topic} -o json --dry-run");
+    on(&cluster, &as_many_as_brokers).well();
     assert_eq!(dry.json().len(), 4);
     assert!(
         dry.json()
@@ -859,6 +1098,20 @@ fn topics_for_dead_letters_are_made_with_safe_settings_and_left_alone_if_they_ex
         cluster.wait_in_sync(name);
         assert_eq!(cluster.end_offsets(name), [0, 0, 0]);
     }
+    // What these brokers refuse, being too few, and how it would be set: with all that can be said.
+    let wide = format!(
+        "topics create-dlq {topic} --dlq {topic}.wide --tiers 5s --replication 30 --partitions 5 --retention 7d \
+         --tier-retention 2d -o json"
+    );
+    let wide = on(&cluster, &wide).with(1, "nothing was made").json();
+    let settings = |of: usize, name: &str| wide[of]["settings"][name].as_str().unwrap().to_owned();
+    assert_eq!(settings(0, "min.insync.replicas"), "29");
+    assert_eq!(settings(0, "unclean.leader.election.enable"), "false");
+    assert_eq!(settings(0, "retention.bytes"), "-1");
+    let kept = [0, 1, 2].map(|of| settings(of, "retention.ms"));
+    assert_eq!(kept, ["604800000", "604800000", "172800000"]);
+    assert!(wide.iter().all(|it| it["partitions"] == 5));
+    on(&cluster, &format!("dlq list {topic}.wide")).with(3, "no topic");
     // By what the brokers tell of them, nothing is to be said against what was made.
     let again = on(&cluster, &create).well();
     for it in again.json() {
@@ -924,17 +1177,15 @@ fn the_exit_code_tells_what_went_wrong() {
     // Brokers by a variable, and by a file.
     let dlq = six_letters(&cluster);
     let mut by_variable = program(&format!("dlq list {dlq}"));
-    let ended = by_variable.env("KAFKA_BROKERS", cluster.brokers()).output();
-    Ended::from(ended.unwrap()).well();
+    by_variable.env("KAFKA_BROKERS", cluster.brokers());
+    Ended::from(by_variable).well();
     let path = file("client.properties");
     let properties = format!("# a comment\nbootstrap.servers = {}\n", cluster.brokers());
     fs::write(&path, properties).unwrap();
     run(&format!("dlq list {dlq} --config {}", path.display())).well();
     let mut by_property = program(&format!("dlq list {dlq}"));
-    let ended = by_property
-        .env("KAFKA_PROPERTY_BOOTSTRAP_SERVERS", cluster.brokers())
-        .output();
-    Ended::from(ended.unwrap()).well();
+    by_property.env("KAFKA_PROPERTY_BOOTSTRAP_SERVERS", cluster.brokers());
+    Ended::from(by_property).well();
 }
 
 #[test]
@@ -975,7 +1226,7 @@ fn secrets_are_not_shown_whatever_is_wrong_with_them() {
     }
     let mut by_variable = program("dlq list t --brokers 127.0.0.1:1 --timeout 1s");
     by_variable.env("KAFKA_PROPERTY_SASL_PASSWORD", SECRET);
-    let ended = Ended::from(by_variable.output().unwrap());
+    let ended = Ended::from(by_variable);
     assert!(ended.code != 0 && !ended.err.contains(SECRET), "{ended:?}");
 }
 
@@ -1015,7 +1266,7 @@ fn a_reader_who_has_had_enough_is_no_error() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = Ended::from(program::output(child));
     assert_eq!(
         (ended.code, ended.err.contains("panicked")),
         (0, false),

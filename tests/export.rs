@@ -35,7 +35,7 @@ fn export(cluster: &Cluster, dlq: &str, url: &str, more: &str) -> Command {
 }
 
 fn exported(cluster: &Cluster, dlq: &str, url: &str, more: &str) -> Ended {
-    export(cluster, dlq, url, more).output().unwrap().into()
+    export(cluster, dlq, url, more).into()
 }
 
 /// A program that goes on, with what it has said so far.
@@ -78,6 +78,9 @@ impl Running {
     fn terminate(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").arg(&pid).status().unwrap().success());
+        eventually("it to end", PATIENCE, || {
+            self.child.try_wait().unwrap().is_some()
+        });
         let code = self.child.wait().unwrap().code();
         self.reading.take().unwrap().join().unwrap();
         (code, self.said())
@@ -468,7 +471,8 @@ fn secrets_go_to_the_server_only() {
         let (url, serving) = scripted([refusal(), refusal()]);
         let file = exported(&cluster, &dlq, &url, &from_file);
         let mut command = export(&cluster, &dlq, &url, "");
-        let variables = Ended::from(command.envs(by_variables).output().unwrap());
+        command.envs(by_variables);
+        let variables = Ended::from(command);
         for ended in [file, variables] {
             let ended = ended.with(1, "401");
             assert!(!format!("{}{}", ended.out, ended.err).contains(secret));
@@ -499,8 +503,8 @@ fn quoted_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a 
 // Without a Docker engine nothing of `analytics/` runs here. What can be checked is that it speaks of the fields there are.
 #[test]
 fn dashboard_and_pipeline_speak_of_the_fields_that_the_template_has() {
-    let printed = program("dlq export any --print-template").output().unwrap();
-    let template: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    let printed = Ended::from(program("dlq export any --print-template"));
+    let template: Value = serde_json::from_str(&printed.out).unwrap();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("analytics");
     let file = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     let kept: Value = serde_json::from_str(&file("template.json")).unwrap();

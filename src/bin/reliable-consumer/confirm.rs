@@ -19,8 +19,28 @@ pub fn confirm(what: &str) -> Result<(), Failure> {
     io::stderr().flush()?;
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer)?;
-    match answer.trim() {
-        "y" | "Y" | "yes" => Ok(()),
-        _ => Err(Failure::NotConfirmed(what.to_owned())),
+    match is_yes(&answer) {
+        true => Ok(()),
+        false => Err(Failure::NotConfirmed(what.to_owned())),
+    }
+}
+
+fn is_yes(answer: &str) -> bool {
+    matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_yes;
+
+    #[test]
+    fn only_a_yes_is_one() {
+        assert!(["y\n", "Y\r\n", "yes"].into_iter().all(is_yes));
+        // The second is that of somebody who has hung up.
+        assert!(
+            !["\n", "", "n\n", "yellow\n", "no\n"]
+                .into_iter()
+                .any(is_yes)
+        );
     }
 }

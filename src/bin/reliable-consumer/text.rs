@@ -236,6 +236,22 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}[2J\u{9b}31m\u{7}\r\u{202e}evil\u{200b}\u{2028}b";
 
     #[test]
+    fn what_hides_or_turns_what_stands_beside_it_is_escaped() {
+        let hidden = "\u{0}\u{7f}\u{9b}\u{ad}\u{61c}\u{180e}\u{200b}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\
+                      \u{2060}\u{2066}\u{2069}\u{206f}\u{feff}\u{fff9}\u{fffb}\u{e0001}\u{e0041}\u{e007f}";
+        for c in hidden.chars() {
+            let text = format!("a{c}b");
+            assert!(!line(text.as_bytes(), 100).contains(c), "{c:?}");
+            assert!(!payload(text.as_bytes(), 100).contains(c), "{c:?}");
+            let json = json_line(&json!({ "a": text }));
+            assert!(!json.contains(c), "{c:?}");
+            let indented = payload(format!("[\"{text}\"]").as_bytes(), 100);
+            assert!(!indented.contains(c), "{c:?}");
+        }
+        assert_eq!(line("äß漢👍".as_bytes(), 100), "äß漢👍");
+    }
+
+    #[test]
     fn nothing_that_a_terminal_obeys_comes_through() {
         let harmless = |text: &str| text.chars().all(|c| c == '\n' || is_harmless(c));
         let json = format!(r#"{{"a": "{}"}}"#, "\u{9b}\u{7f}\u{202e}x\u{e0041}");

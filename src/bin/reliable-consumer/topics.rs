@@ -289,10 +289,11 @@ mod tests {
             ("cleanup.policy", "compact,delete"),
             ("retention.ms", "1000"),
             ("min.insync.replicas", "1"),
+            ("unclean.leader.election.enable", "true"),
             ("max.message.bytes", "500"),
         ]));
         let found = dangers(&safe, &other);
-        assert_eq!(found.len(), 3, "{found:?}");
+        assert_eq!(found.len(), 4, "{found:?}");
         assert!(
             found
                 .iter()
