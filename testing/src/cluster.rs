@@ -308,16 +308,16 @@ impl Cluster {
     pub fn end_offsets(&self, topic: &str) -> Vec<i64> {
         self.partitions(topic)
             .into_iter()
-            .map(|partition| self.end_offset(topic, partition))
+            .map(|partition| self.bounds(topic, partition).1)
             .collect()
     }
 
-    fn end_offset(&self, topic: &str, partition: i32) -> i64 {
+    /// The first offset, and that behind the last record.
+    pub(crate) fn bounds(&self, topic: &str, partition: i32) -> (i64, i64) {
         let client = self.admin.inner();
-        let (_start, end) = ask(&format!("end of {topic}/{partition}"), || {
+        ask(&format!("ends of {topic}/{partition}"), || {
             client.fetch_watermarks(topic, partition, PATIENCE)
-        });
-        end
+        })
     }
 
     /// What the group has committed, by partition.

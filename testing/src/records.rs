@@ -171,16 +171,21 @@ impl Cluster {
             .set("group.id", "read-all")
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
+            .set("auto.offset.reset", "earliest")
             // Its default of a second makes large topics several times slower to read.
             .set("fetch.queue.backoff.ms", "10")
+            // The end of a partition is told with an answer that has nothing: by default after half a second.
+            .set("fetch.wait.max.ms", "10")
             .create()
             .expect("these properties exist");
         let mut start = TopicPartitionList::new();
         let partitions = self.partitions(topic);
         for &partition in &partitions {
+            // "The beginning" the client asks for half a second later, when it knows the leader.
+            let first = self.bounds(topic, partition).0;
             start
-                .add_partition_offset(topic, partition, Offset::Beginning)
-                .expect("the beginning is an offset");
+                .add_partition_offset(topic, partition, Offset::Offset(first))
+                .expect("it is an offset");
         }
         consumer
             .assign(&start)
