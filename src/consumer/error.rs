@@ -6,8 +6,9 @@ use crate::kafka::PropertyError;
 
 use super::Report;
 
-/// Why [`Builder::build`](super::Builder::build) refused.
-#[derive(Debug, thiserror::Error)]
+/// Why [`Builder::build`](super::Builder::build) refused. `Debug` shows the message, too: it is what a `main` prints that
+/// returns the error.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A setting that has no default was left out.
@@ -139,12 +140,16 @@ impl RunError {
     }
 }
 
+/// As `Display`: a `main` that returns the error prints this.
 impl fmt::Debug for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunError")
-            .field("kind", &self.kind)
-            .field("message", &self.message)
-            .finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -165,4 +170,23 @@ pub enum HandleError {
         "the partition is not stopped here: ask `status` of each member of the group which one has it"
     )]
     NotStopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_main_prints_of_an_error_is_its_message() {
+        let build = BuildError::Missing {
+            what: "the group",
+            call: "group_id",
+        };
+        let run = RunError::new(RunErrorKind::Client, "no client".into(), Report::default());
+        assert_eq!(
+            format!("{build:?}"),
+            "the group is missing: call `group_id` on the builder"
+        );
+        assert_eq!(format!("{run:?}"), "no client");
+    }
 }

@@ -10,8 +10,14 @@ use regex_lite::Regex;
 
 use super::RebalanceListener;
 use crate::{
-    classify::Classifier, dead_letter::DeadLetter, engine, execute::Filter, held_keys::HeldKeys,
-    idempotency::Idempotency, kafka::OAuthTokenProvider, retry_topics::Tiers,
+    classify::Classifier,
+    dead_letter::{DeadLetter, ErrorMessage},
+    engine,
+    execute::Filter,
+    held_keys::HeldKeys,
+    idempotency::Idempotency,
+    kafka::OAuthTokenProvider,
+    retry_topics::Tiers,
 };
 
 /// Topics by name, or all that match a pattern.
@@ -185,6 +191,14 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// What may be told of errors, in dead letters and in the log.
+    pub(crate) fn error_message(&self) -> ErrorMessage {
+        let dead_letter = self.dead_letter.as_ref();
+        dead_letter.map_or_else(ErrorMessage::default, |dead_letter| {
+            dead_letter.error_message.clone()
+        })
+    }
+
     /// `topic.metadata.refresh.interval.ms`, if it refreshes anything.
     pub(crate) fn metadata_refresh(&self) -> Duration {
         let property = self.client.get("topic.metadata.refresh.interval.ms");

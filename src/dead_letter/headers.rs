@@ -133,7 +133,8 @@ pub(super) fn dead_letter_headers<'a>(
 }
 
 impl ErrorMessage {
-    fn apply(&self, message: &str) -> Option<String> {
+    /// What may be told of an error. `None`: nothing.
+    pub(crate) fn apply(&self, message: &str) -> Option<String> {
         match self {
             Self::Keep => Some(cut(message).to_owned()),
             Self::Off => None,

@@ -162,7 +162,8 @@ pub enum Unavailable {
     },
 }
 
-/// What becomes of the message of the error that a dead letter was written for.
+/// What becomes of the message of the error that a dead letter was written for, there and in what the log tells of failed
+/// attempts.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum ErrorMessage {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::mem;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -22,6 +23,9 @@ const LATE: Duration = Duration::from_secs(5);
 
 const NOT_ACKNOWLEDGED: &str =
     "no acknowledgement yet; check that the topic exists and the brokers are reachable";
+
+/// For how long an answer to whether a topic is missing holds.
+const FRESH: Duration = Duration::from_secs(5);
 
 /// Where a dead letter stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +70,16 @@ pub(crate) struct Publisher {
     /// Set when one has waited for that long: none is waited for any more.
     stopped: watch::Sender<bool>,
     spooling: Option<Spooling>,
+    /// Topics that brokers were asked for, when, and whether they are missing.
+    looked_up: tokio::sync::Mutex<HashMap<String, (Instant, bool)>>,
 }
 
 /// A topic keeps its entry when it has recovered: one that comes and goes may not flood the log either.
 #[derive(Default)]
 struct Stall {
     now: Option<Stalled>,
+    /// Of those that waited, how many were given up: the run ends, or the partition is taken away.
+    unwritten: usize,
     log: Throttle,
 }
 
@@ -85,6 +93,7 @@ impl Publisher {
             stop_after: None,
             stopped: watch::Sender::new(false),
             spooling: None,
+            looked_up: tokio::sync::Mutex::default(),
         }
     }
 
@@ -161,6 +170,7 @@ impl Publisher {
             publisher: self,
             topic,
             stalled: false,
+            safe: false,
         };
         // Refused for what it is, and not for the state of the topic.
         let mut unfit = false;
@@ -174,7 +184,10 @@ impl Publisher {
             } else {
                 let sent = self.send(topic, record, failure, detail, alone);
                 match waiting.watch(record, sent).await {
-                    Ok((partition, offset)) => return Some(Position { partition, offset }),
+                    Ok((partition, offset)) => {
+                        waiting.safe = true;
+                        return Some(Position { partition, offset });
+                    }
                     Err(error) => {
                         if error.kind() == ProduceErrorKind::TooLarge {
                             if !alone {
@@ -187,7 +200,13 @@ impl Publisher {
                             }
                         }
                         unfit = error.kind().is_about_the_record();
-                        error.to_string()
+                        match error.kind() {
+                            ProduceErrorKind::Retryable => {
+                                let missing = self.told_missing(topic).await;
+                                missing.unwrap_or_else(|| error.to_string())
+                            }
+                            _ => error.to_string(),
+                        }
                     }
                 }
             };
@@ -198,7 +217,10 @@ impl Publisher {
                     .keep(topic, record, failure, &self.manner, &trouble)
                     .await
                 {
-                    Ok(()) => return None,
+                    Ok(()) => {
+                        waiting.safe = true;
+                        return None;
+                    }
                     Err(refused) => {
                         trouble = format!("{trouble}; and it cannot be spooled: {refused}");
                     }
@@ -242,6 +264,21 @@ impl Publisher {
         }
     }
 
+    /// That the topic does not exist, if the brokers say so. Whoever waits for the same topic waits for one question.
+    async fn told_missing(&self, topic: &str) -> Option<String> {
+        let mut looked_up = self.looked_up.lock().await;
+        let known = looked_up.get(topic).filter(|(at, _)| at.elapsed() < FRESH);
+        let missing = match known {
+            Some((_, missing)) => *missing,
+            None => {
+                let missing = self.producer.is_missing(topic).await;
+                looked_up.insert(topic.to_owned(), (Instant::now(), missing));
+                missing
+            }
+        };
+        missing.then(|| format!("topic `{topic}` does not exist: create it"))
+    }
+
     fn stalls(&self) -> MutexGuard<'_, HashMap<String, Stall>> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -252,6 +289,8 @@ struct Waiting<'a> {
     publisher: &'a Publisher,
     topic: &'a str,
     stalled: bool,
+    /// Whether the dead letter has been written before this is dropped.
+    safe: bool,
 }
 
 impl Waiting<'_> {
@@ -261,7 +300,10 @@ impl Waiting<'_> {
         loop {
             match tokio::time::timeout(LATE, &mut send).await {
                 Ok(outcome) => return outcome,
-                Err(_) => self.stall(record, NOT_ACKNOWLEDGED),
+                Err(_) => {
+                    let missing = self.publisher.told_missing(self.topic).await;
+                    self.stall(record, missing.as_deref().unwrap_or(NOT_ACKNOWLEDGED));
+                }
             }
         }
     }
@@ -280,10 +322,10 @@ impl Waiting<'_> {
         error.clone_into(&mut now.last_error);
         if let Some(held_back) = stall.log.admit(Instant::now()) {
             tracing::error!(
-                topic = record.topic(),
+                topic = %record.topic(),
                 partition = record.partition(),
                 offset = record.offset(),
-                dead_letter_topic = self.topic,
+                dead_letter_topic = %self.topic,
                 error,
                 waiting = now.records,
                 held_back,
@@ -302,12 +344,20 @@ impl Drop for Waiting<'_> {
             && let Some(now) = &mut stall.now
         {
             now.records -= 1;
+            stall.unwritten += usize::from(!self.safe);
             if now.records == 0 {
                 stall.now = None;
-                tracing::info!(
-                    dead_letter_topic = self.topic,
-                    "no dead letter waits any more"
-                );
+                match mem::take(&mut stall.unwritten) {
+                    0 => tracing::info!(
+                        dead_letter_topic = %self.topic,
+                        "no dead letter waits any more"
+                    ),
+                    unwritten => tracing::warn!(
+                        dead_letter_topic = %self.topic,
+                        unwritten,
+                        "dead letters were not written: their records are given back unfinished, and come again"
+                    ),
+                }
             }
         }
     }

@@ -81,10 +81,10 @@ impl Spooling {
         self.spool.append(topic.into(), body, spooled_at_ms).await?;
         if let Some(held_back) = self.log.admit(Instant::now()) {
             tracing::error!(
-                topic = record.topic(),
+                topic = %record.topic(),
                 partition = record.partition(),
                 offset = record.offset(),
-                dead_letter_topic = topic,
+                dead_letter_topic = %topic,
                 error = why,
                 spooled = self.spool.contents().records(),
                 held_back,

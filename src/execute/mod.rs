@@ -37,10 +37,11 @@ pub(crate) use self::{
 use crate::{
     backoff::Retry,
     classify::Classifier,
-    dead_letter::FailureKind,
+    dead_letter::{ErrorMessage, FailureKind},
     engine::{AfterFailure, Batch, Failed, Job, LaneId, Outcome, Ownership},
     held_keys::HeldKeys,
     idempotency::Claims,
+    kafka::Throttle,
     record::Record,
     retry_topics::Tier,
 };
@@ -183,6 +184,10 @@ pub(crate) struct Context {
     pub(crate) retry: Arc<Retry>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,
     pub(crate) filter: Option<Filter>,
+    /// What may be told of errors.
+    pub(crate) error_message: ErrorMessage,
+    /// Of failed attempts, as warnings.
+    pub(crate) failed_attempts: Throttle,
     /// The group, if it passes over records that were sent back for others.
     pub(crate) own_redrives_of: Option<Arc<str>>,
     pub(crate) held_keys: Option<Arc<HeldKeys>>,

@@ -101,7 +101,7 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
         claims.note_possible_repeat();
         if let Some(omitted) = claims.is_worth_telling() {
             tracing::warn!(
-                topic = record.topic(),
+                topic = %record.topic(),
                 partition = record.partition(),
                 offset = record.offset(),
                 error = reason,

@@ -209,7 +209,7 @@ pub(super) fn judge(
         Attempted::NotStarted => unreachable!("what has not started has no outcome to judge"),
         Attempted::Duplicate => {
             tracing::debug!(
-                topic = job.record.topic(),
+                topic = %job.record.topic(),
                 partition = job.record.partition(),
                 offset = job.record.offset(),
                 "its message has been handled: a duplicate"
@@ -291,7 +291,7 @@ pub(super) fn judge(
                         topic = classification.topic().cloned();
                     }
                     Err(_) => tracing::error!(
-                        topic = job.record.topic(),
+                        topic = %job.record.topic(),
                         partition = job.record.partition(),
                         offset = job.record.offset(),
                         "the classifier panicked; the error is retried by the consumer's own policy"
@@ -303,7 +303,7 @@ pub(super) fn judge(
             match disposition {
                 Disposition::Skip => {
                     tracing::debug!(
-                        topic = job.record.topic(),
+                        topic = %job.record.topic(),
                         partition = job.record.partition(),
                         offset = job.record.offset(),
                         reason = %message,
@@ -341,15 +341,7 @@ pub(super) fn judge(
             }
         }
     };
-    tracing::debug!(
-        topic = job.record.topic(),
-        partition = job.record.partition(),
-        offset = job.record.offset(),
-        attempt = job.attempt,
-        kind = kind.as_str(),
-        error = %message,
-        "an attempt failed"
-    );
+    tell_of_failure(context, &job, &then, kind, &message);
     Err(failed(
         job,
         then,
@@ -359,6 +351,40 @@ pub(super) fn judge(
             dead_letter_topic: topic,
         },
     ))
+}
+
+/// Each failed attempt at the level of debugging, and one now and then as a warning: without it a service whose every
+/// attempt fails says nothing before the first record is given up.
+fn tell_of_failure(
+    context: &Context,
+    job: &Job<Record>,
+    then: &AfterFailure,
+    kind: FailureKind,
+    message: &str,
+) {
+    let error = || context.error_message.apply(message);
+    macro_rules! tell {
+        ($level:ident, $($field:tt)*) => {
+            tracing::$level!(
+                topic = %job.record.topic(),
+                partition = job.record.partition(),
+                offset = job.record.offset(),
+                attempt = job.attempt,
+                kind = kind.as_str(),
+                error = error().map(display),
+                $($field)*
+            )
+        };
+    }
+    // What waits has not failed, and of outages the breaker tells.
+    let failed = matches!(
+        then,
+        AfterFailure::Retry(_) | AfterFailure::RetryAfter(..) | AfterFailure::GiveUp
+    ) && kind != FailureKind::KeyHeld;
+    match failed.then(|| context.failed_attempts.admit(Instant::now())) {
+        Some(Some(held_back)) => tell!(warn, held_back, "an attempt failed"),
+        _ => tell!(debug, "an attempt failed"),
+    }
 }
 
 /// An error with its sources, as one line. It is a user's, and may panic when it is shown.

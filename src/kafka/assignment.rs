@@ -517,7 +517,10 @@ impl Pump {
             })
             .map(|held| held.owner)
             .collect();
-        tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
+        // None are left at an orderly end, which has given them back before it leaves the group.
+        if !owners.is_empty() {
+            tracing::info!(partitions = owners.len(), lost, "partitions are taken away");
+        }
         let gone = self.named(&owners);
         if lost {
             // Nothing more starts, so that each handler that runs now is the last one in its place. What has finished
@@ -582,7 +585,7 @@ fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: 
         let before = marks.deaths.iter().find(|deaths| deaths.offset == offset);
         let deaths = before.map_or(1, |before| before.count.saturating_add(1));
         tracing::error!(
-            topic,
+            %topic,
             partition,
             offset,
             deaths,
@@ -591,11 +594,11 @@ fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: 
     } else if marks.dirty {
         let alone = marks.alone;
         tracing::warn!(
-            topic,
+            %topic,
             partition,
             committed,
             alone,
-            "the process that had this partition died, and one of the records from here on may have killed it: they              are handled few at a time, and one at a time should it die again"
+            "the process that had this partition died, and one of the records from here on may have killed it: they are handled few at a time, and one at a time should it die again"
         );
     }
 }

@@ -64,10 +64,10 @@ impl Pump {
         {
             let record = &failed.job.record;
             tracing::warn!(
-                topic = record.topic(),
+                topic = %record.topic(),
                 partition = record.partition(),
                 offset = record.offset(),
-                error = %failed.cause.message,
+                error = self.context.error_message.apply(&failed.cause.message).map(display),
                 held_back,
                 "an attempt met an outage: its record is tried again, and nothing counts against it"
             );

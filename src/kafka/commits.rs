@@ -129,10 +129,10 @@ impl Pump {
         let (topic, partition) = place.unzip();
         if commit_result(Some(error)) == CommitResult::Rejoining {
             // What a rebalance does to commits on their way. The next assignment tells what is ours.
-            tracing::debug!(topic, partition, offset, %error, "a commit met a rebalance");
+            tracing::debug!(topic = topic.map(display), partition, offset, %error, "a commit met a rebalance");
         } else {
             tracing::warn!(
-                topic, partition, offset, %error, "a commit failed; the newest state is committed again"
+                topic = topic.map(display), partition, offset, %error, "a commit failed; the newest state is committed again"
             );
             if let Some((topic, partition)) = place {
                 self.tell(Event::CommitFailed {

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::pump::Pump;
+use super::pump::{Held, Pump};
 use crate::{
     consumer::PartitionReport,
-    engine::{self, Counts, Guarantee, Ownership},
+    engine::{self, Counts, Guarantee, Ownership, RecordState},
     record::Source,
 };
 
@@ -219,6 +219,32 @@ impl Pump {
             committed: last.committed,
             committable: last.committable,
         });
+    }
+
+    /// Where handlers are at work, and how many.
+    pub(super) fn handlers_at_work(&self) -> impl Iterator<Item = (&Held, usize)> {
+        let held = self.held.iter().flatten();
+        held.filter_map(|held| Some((held, self.engine.status(held.owner)?.running)))
+            .filter(|(_, running)| *running > 0)
+    }
+
+    /// Tells of those that are about to be cancelled.
+    pub(super) fn tell_of_abandoned_handlers(&self) {
+        for (held, handlers) in self.handlers_at_work() {
+            let oldest = self
+                .engine
+                .head(held.owner)
+                .filter(|head| head.state == RecordState::Running);
+            let oldest = oldest.or_else(|| self.engine.running_behind(held.owner));
+            tracing::warn!(
+                topic = %held.source.topic,
+                partition = held.source.partition,
+                handlers,
+                oldest_offset = oldest.map(|record| record.offset),
+                "handlers did not finish within the shutdown's time and are abandoned: see what they wait for, or raise \
+                 `shutdown_timeout`"
+            );
+        }
     }
 
     /// Cancels what handlers still do.

@@ -6,12 +6,15 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use tracing::field::display;
+
 use super::{client::generate_token, producer::AckedProducer, pump::Pump};
 use crate::{
     consumer::{Exhausted, RunErrorKind},
     dead_letter::{Failure, FailureKind, Manner, Publisher},
     engine::{GivenUp, Outcome},
     execute::{Cause, Report},
+    origin::Origin,
     record::Record,
     retry_topics::{Tier, unix_millis},
 };
@@ -129,7 +132,7 @@ impl Pump {
         match self.settings.exhausted {
             Exhausted::Skip => {
                 tracing::error!(
-                    topic = record.topic(),
+                    topic = %record.topic(),
                     partition = record.partition(),
                     offset = record.offset(),
                     attempts,
@@ -189,7 +192,12 @@ impl Pump {
             due_at_ms: onward.as_ref().map(|next| next.due_at(failed_at_ms)),
         };
         let reports = self.send_report.clone();
+        let error_message = self.settings.error_message();
+        let from_tier = tier.is_some();
         let task = self.runtime.spawn(async move {
+            let error = || error_message.apply(&failure.message).map(display);
+            // In a retry topic it has another place than it had first.
+            let origin = || from_tier.then(|| display(Origin::of(&record).to_string()));
             let at = match publisher.publish(&topic, &record, &failure).await {
                 Ok(at) => at,
                 Err(unwritten) => {
@@ -200,11 +208,12 @@ impl Pump {
             };
             if let Some(due_at_ms) = failure.due_at_ms {
                 tracing::info!(
-                    topic = record.topic(),
+                    topic = %record.topic(),
                     partition = record.partition(),
                     offset = record.offset(),
+                    origin = origin(),
                     attempts = failure.attempts,
-                    error = %failure.message,
+                    error = error(),
                     retry_topic = %topic,
                     due_at_ms,
                     spooled = at.is_none(),
@@ -219,12 +228,13 @@ impl Pump {
                 });
             }
             tracing::info!(
-                topic = record.topic(),
+                topic = %record.topic(),
                 partition = record.partition(),
                 offset = record.offset(),
+                origin = origin(),
                 kind = failure.kind.as_str(),
                 attempts = failure.attempts,
-                error = %failure.message,
+                error = error(),
                 dead_letter_topic = %topic,
                 dead_letter_partition = at.map(|at| at.partition),
                 dead_letter_offset = at.map(|at| at.offset),
@@ -255,8 +265,8 @@ impl Pump {
                         group: self.settings.group.to_string(),
                         ..Manner::default()
                     };
+                    manner.error_message = self.settings.error_message();
                     if let Some(dead_letter) = &self.settings.dead_letter {
-                        manner.error_message = dead_letter.error_message.clone();
                         manner.dialect = dead_letter.dialect;
                     }
                     let mut publisher = Publisher::new(Arc::new(producer), manner);

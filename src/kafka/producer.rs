@@ -10,7 +10,7 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::{BaseProducer, Producer as _, ProducerContext};
-use rdkafka::types::RDKafkaErrorCode as Code;
+use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
 use tokio::sync::oneshot;
 
 use super::ffi;
@@ -23,6 +23,9 @@ pub(crate) type TokenSource =
 
 /// How long a send waits for room in the producer's queue. Only brokers that take nothing fill it for that long.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long brokers may take to say which topics there are.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// How long a producer that is let go may go on with what nobody waits for any more.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
@@ -78,6 +81,27 @@ impl AckedProducer {
                 code: self.replace_if_fatal(instance).unwrap_or(code),
             });
         }
+    }
+
+    /// Whether the brokers say that there is no such topic. librdkafka waits for one that may only be late, and lets its
+    /// records time out as if the brokers were away.
+    pub(crate) async fn is_missing(&self, topic: &str) -> bool {
+        let producer = {
+            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            current.producer.clone()
+        };
+        let producer = producer.expect("a producer is there until it is dropped");
+        let topic = topic.to_owned();
+        let asked = tokio::task::spawn_blocking(move || {
+            let told = producer.client().fetch_metadata(Some(&topic), ANSWER);
+            told.is_ok_and(|told| {
+                let missing = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
+                told.topics()
+                    .iter()
+                    .any(|topic| topic.error() == Some(missing))
+            })
+        });
+        asked.await.unwrap_or(false)
     }
 
     fn enqueue(&self, record: Outgoing<'_>, sender: Acknowledge) -> (Result<(), Code>, u64) {

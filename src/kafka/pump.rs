@@ -260,6 +260,17 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         let mut pump = lock();
         let (owners, until) = (pump.owners(), pump.deadline().drain);
         pump.begin_drain(&owners, until);
+        let handlers = pump
+            .handlers_at_work()
+            .map(|(_, count)| count)
+            .sum::<usize>();
+        tracing::info!(
+            group = %pump.settings.group,
+            partitions = owners.len(),
+            handlers,
+            wait_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64,
+            "shutting down: nothing new starts, and handlers that run may finish"
+        );
     }
     loop {
         let more = serve_events(consumer);
@@ -279,6 +290,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
             thread::park_timeout(sleep.min(left));
         }
     }
+    lock().tell_of_abandoned_handlers();
     lock().abort_handlers();
     loop {
         let mut pump = lock();
@@ -573,6 +585,8 @@ impl Pump {
             retry: Arc::clone(retry),
             classifier: settings.classifier.clone(),
             filter: settings.filter.clone(),
+            error_message: settings.error_message(),
+            failed_attempts: Throttle::default(),
             own_redrives_of: match settings.redriven_for_others {
                 RedrivenForOthers::Skip => Some(Arc::clone(&settings.group)),
                 RedrivenForOthers::Handle => None,
@@ -729,10 +743,11 @@ impl Pump {
             Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition
                 if self.unknown_topic.admit(now).is_some() =>
             {
+                let mut topics = self.settings.subscription.names();
+                topics.extend(self.settings.retry_topics.names());
                 tracing::warn!(
                     group = %self.settings.group,
-                    subscription = ?self.settings.subscription,
-                    retry_topics = ?self.settings.retry_topics.names().collect::<Vec<_>>(),
+                    topics = %topics.join(", "),
                     "a topic of the subscription does not exist: it is taken up when it is created"
                 );
             }

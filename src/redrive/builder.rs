@@ -300,6 +300,8 @@ impl RedriverBuilder {
             // Waiting is what letters do here.
             .stuck_after(longest_wait.saturating_add(Duration::from_secs(600)))
             .shutdown_timeout(self.shutdown_timeout)
+            // So that it is known as what it is among the members of its group.
+            .client_id(&group)
             .topic(&source);
         if self.once {
             consumer = consumer.commit_interval(Duration::from_millis(200));

@@ -105,7 +105,7 @@ impl Entries {
         let log = self.log.entry(topic.into()).or_default();
         if let Some(held_back) = log.admit(Instant::now()) {
             tracing::error!(
-                topic,
+                %topic,
                 error,
                 held_back,
                 "a dead letter cannot be sent; it stays unfinished and is tried again"

@@ -1,6 +1,7 @@
 //! A redriver at work: the handler of its consumer, the end of a run that has one, and a run that only looks.
 
 use std::{
+    fmt,
     future::{Future, IntoFuture},
     ops::Range,
     pin::Pin,
@@ -39,8 +40,8 @@ const PATIENCE: Patience = Patience {
     silence: Duration::from_secs(60),
 };
 
-/// Why a redriver ended before it was told to.
-#[derive(Debug, thiserror::Error)]
+/// Why a redriver ended before it was told to. `Debug` shows the message, too.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RedriveError {
     /// The brokers did not tell what has to be known before a run begins, or the topic could not be read.
@@ -68,6 +69,12 @@ pub enum RedriveError {
         /// What had been done by then.
         report: Box<RedriveReport>,
     },
+}
+
+impl fmt::Debug for RedriveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<InspectError> for RedriveError {
@@ -420,10 +427,10 @@ impl Courier {
         match self.outbox.send_back(letter, &back, now()).await {
             Ok(()) => {
                 tracing::debug!(
-                    dead_letter_topic = letter.topic(),
+                    dead_letter_topic = %letter.topic(),
                     partition = letter.partition(),
                     offset = letter.offset(),
-                    topic = back.topic,
+                    topic = %back.topic,
                     retry_count = back.retry_count,
                     "sent back"
                 );
@@ -446,7 +453,7 @@ impl Courier {
         let rules = &self.plan.rules;
         if rules.action == Action::Unpark {
             tracing::info!(
-                parking_lot = letter.topic(),
+                parking_lot = %letter.topic(),
                 partition,
                 offset,
                 reason = reason.as_str(),
@@ -461,10 +468,10 @@ impl Courier {
             return Err(self.stalled(&rules.parking_lot, error));
         }
         tracing::info!(
-            dead_letter_topic = letter.topic(),
+            dead_letter_topic = %letter.topic(),
             partition,
             offset,
-            parking_lot = rules.parking_lot,
+            parking_lot = %rules.parking_lot,
             reason = reason.as_str(),
             error,
             "parked"

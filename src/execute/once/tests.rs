@@ -123,6 +123,8 @@ impl Process {
             retry: Arc::default(),
             classifier: None,
             filter: None,
+            error_message: crate::ErrorMessage::default(),
+            failed_attempts: crate::kafka::Throttle::default(),
             own_redrives_of: None,
             held_keys: None,
             claims: Some(Arc::new(claims)),
