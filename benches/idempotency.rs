@@ -51,7 +51,7 @@ struct Options {
     quick: bool,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these: memory, redis, postgres, mariadb, sqlite, inbox-postgres, inbox-mariadb, inbox-sqlite,
+    /// Only these: memory, redis, postgres, mariadb, sqlite, inbox-postgres, inbox-in-one, inbox-mariadb, inbox-sqlite,
     /// consumer-redis
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -228,15 +228,19 @@ async fn pairs(only: &[String]) -> Vec<Pair> {
     {
         pairs.push(redis_pair(service.url()).await);
     }
-    if (wanted("postgres") || wanted("inbox-postgres"))
+    if ["postgres", "inbox-postgres", "inbox-in-one"]
+        .into_iter()
+        .any(&wanted)
         && let Some(service) = service(ServiceKind::Postgres)
     {
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
         let pool = pool.connect(service.url()).await.expect("it answers");
         let store = PostgresStore::new(pool.clone());
         store.create_table().await.expect("tables can be made");
+        let in_one = in_one_statement(pool.clone());
         let of_it = postgres::pairs(pool, of_store(store)).await;
-        pairs.extend(of_it.into_iter().filter(|it| wanted(it.name)));
+        let of_it = of_it.into_iter().chain([in_one]);
+        pairs.extend(of_it.filter(|it| wanted(it.name)));
     }
     if (wanted("mariadb") || wanted("inbox-mariadb"))
         && let Some(service) = service(ServiceKind::MariaDb)
@@ -290,6 +294,40 @@ async fn redis_pair(url: &str) -> Pair {
                     let set: Result<(), _> = set.query_async(&mut connection).await;
                     set.expect("it answers");
                 }
+            }
+        }),
+    }
+}
+
+/// Marker and effect in one statement of a transaction, beside the same transaction without the marker.
+fn in_one_statement(pool: PgPool) -> Pair {
+    let run = unique("bench");
+    let inbox = Inbox::new(run.clone());
+    let (without, run_without) = (pool.clone(), run.clone());
+    Pair {
+        name: "inbox-in-one",
+        subject: work(move |n| {
+            let (pool, marker) = (pool.clone(), inbox.marker(n.to_string()));
+            let id = format!("{run} in one {n}");
+            async move {
+                let mut transaction = pool.begin().await.expect("it answers");
+                let both = "WITH marker AS (
+                        INSERT INTO reliable_consumer_inbox (id) VALUES ($1) ON CONFLICT (id) DO NOTHING RETURNING id
+                    )
+                    INSERT INTO plain (id, cents) SELECT $2, 1 FROM marker";
+                let both = sqlx::query(both).bind(marker).bind(&id);
+                let done = both.execute(&mut *transaction).await.expect("it answers");
+                assert_eq!(done.rows_affected(), 1, "{id} is new");
+                transaction.commit().await.expect("it answers");
+            }
+        }),
+        plain: work(move |n| {
+            let (pool, id) = (without.clone(), format!("{run_without} alone {n}"));
+            async move {
+                let mut transaction = pool.begin().await.expect("it answers");
+                let insert = sqlx::query("INSERT INTO plain (id, cents) VALUES ($1, 1)").bind(&id);
+                insert.execute(&mut *transaction).await.expect("it answers");
+                transaction.commit().await.expect("it answers");
             }
         }),
     }

@@ -227,3 +227,43 @@ macro_rules! on {
 on!(postgres, sqlx::PgPool, databases::own_postgres());
 on!(mariadb, sqlx::MySqlPool, databases::own_mariadb());
 on!(sqlite, sqlx::SqlitePool, databases::sqlite());
+
+// P7
+#[tokio::test(flavor = "multi_thread")]
+async fn in_postgres_one_statement_can_write_marker_and_effect_and_of_many_at_once_one_does() {
+    let Some(pool) = databases::own_postgres().await else {
+        return;
+    };
+    let inbox = Inbox::new("billing");
+    inbox.create_table(&pool).await.expect("it answers");
+    let effects = sqlx::raw_sql("CREATE TABLE payments (id TEXT NOT NULL)");
+    effects.execute(&pool).await.expect("it answers");
+    let pay = |id: String| {
+        let (pool, inbox) = (pool.clone(), inbox.clone());
+        async move {
+            let both = sqlx::query(
+                "WITH marker AS (
+                     INSERT INTO reliable_consumer_inbox (id) VALUES ($1) ON CONFLICT (id) DO NOTHING RETURNING id
+                 )
+                 INSERT INTO payments (id) SELECT $2 FROM marker",
+            );
+            let both = both.bind(inbox.marker(&id)).bind(id);
+            both.execute(&pool)
+                .await
+                .expect("it answers")
+                .rows_affected()
+        }
+    };
+    let tasks: Vec<_> = (0..60)
+        .map(|n| tokio::spawn(pay(format!("order-{}", n % 6))))
+        .collect();
+    let mut paid = 0;
+    for task in tasks {
+        paid += task.await.expect("it goes through");
+    }
+    assert_eq!(paid, 6);
+    // It is the same marker as that of a transaction.
+    let mut transaction = pool.begin().await.expect("it answers");
+    let arrival = inbox.begin(&mut transaction, "order-1").await;
+    assert_eq!(arrival.expect("it answers"), Arrival::Repeat);
+}
