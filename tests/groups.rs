@@ -253,7 +253,9 @@ async fn a_member_that_is_stopped_while_it_joins_does_not_hold_up_the_group() {
     hasty.stop().await;
     until("the last member to handle the record", || seen.len() > 0).await;
     patient.stop().await;
-    drop(silent);
+    // While it closes, the binding's drop takes in the loss of its partitions, and asks a part of the client for the
+    // protocol that may have ended by then: it would wait for ever.
+    std::mem::forget(silent);
 }
 
 /// One that stayed on the broker's list would hold up every rebalance until its session has ended.
