@@ -1,10 +1,9 @@
 //! The processes, and what is done to them.
 
 use std::{
-    env,
-    fs::{self, File},
+    env, fs,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
@@ -13,7 +12,9 @@ use reliable_consumer_testing::{eventually, unique};
 
 use crate::{
     Chaos, SESSION, Trouble,
-    misfortune::{Random, end_with_us, example, heeds_sigterm, now, signal, status},
+    misfortune::{
+        self, Random, assert_ends, clean_up, example, heeds_sigterm, now, signal, status,
+    },
 };
 
 pub(crate) const FAIL_PERCENT: u32 = 5;
@@ -129,17 +130,9 @@ impl Ledgers {
         let number = self.lives.len();
         let ledger = self.folder.join(format!("{number}.ledger"));
         let log = self.folder.join(format!("{number}.log"));
-        let process = Command::new(&self.program)
-            .args(&self.arguments)
-            .arg("--ledger")
-            .arg(&ledger)
-            .env("RUST_LOG", "reliable_consumer=debug,info")
-            .env("NO_COLOR", "1")
-            .stdin(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        end_with_us(&process, &ledger);
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).arg("--ledger").arg(&ledger);
+        let process = misfortune::start(&mut command, &log, &ledger);
         self.lives.push(Life {
             process,
             ledger,
@@ -177,22 +170,8 @@ impl Ledgers {
         let (began, start) = (now(), Instant::now());
         life.terminated = Some(began);
         signal(&life.process, "-TERM");
-        let status = loop {
-            if let Some(status) = life.process.try_wait().unwrap() {
-                break status;
-            }
-            assert!(
-                start.elapsed() < LONGEST_EXIT,
-                "{}: ledger {number} did not end within {LONGEST_EXIT:?}",
-                self.name
-            );
-            thread::sleep(Duration::from_millis(20));
-        };
-        assert!(
-            status.success(),
-            "{}: ledger {number} ended with {status}",
-            self.name
-        );
+        let who = format!("{}: ledger {number}", self.name);
+        assert_ends(&mut life.process, start, LONGEST_EXIT, &who);
         if trouble.is_calm_since(began) {
             let took = start.elapsed();
             assert!(
@@ -242,19 +221,7 @@ impl Ledgers {
 
 impl Drop for Ledgers {
     fn drop(&mut self) {
-        for life in &mut self.lives {
-            // Most have ended; the others end with a failing test, also those that are frozen.
-            let _ = life.process.kill();
-            let _ = life.process.wait();
-        }
-        if thread::panicking() {
-            println!(
-                "{}: ledgers and logs are in {}",
-                self.name,
-                self.folder.display()
-            );
-        } else {
-            let _ = fs::remove_dir_all(&self.folder);
-        }
+        let processes = self.lives.iter_mut().map(|life| &mut life.process);
+        clean_up(processes, &self.folder, &self.name);
     }
 }

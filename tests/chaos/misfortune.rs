@@ -5,20 +5,20 @@
 use std::{
     env,
     ffi::OsStr,
-    fs,
+    fs::{self, File},
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
     str::FromStr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Should this process be killed, or interrupted, its children still end: also one that is frozen just then.
 ///
 /// Process ids are used again: only one with this argument is ours.
-pub(crate) fn end_with_us(child: &Child, argument: impl AsRef<OsStr>) {
+fn end_with_us(child: &Child, argument: impl AsRef<OsStr>) {
     let watch = r#"
         ours() { tr '\0' '\n' </proc/$1/cmdline | grep -qxF "$2"; }
         (while ours "$@"; do kill -0 $0 || { ours "$@" && kill -KILL $1; }; sleep 1; done) &
@@ -40,6 +40,51 @@ pub(crate) fn signal(process: &Child, signal: &str) {
         .args([signal, &process.id().to_string()])
         .status();
     assert!(sent.unwrap().success(), "kill {signal}");
+}
+
+/// Starts an example of ours that logs to a file, and ends with us: known by this argument, which no other has.
+pub(crate) fn start(command: &mut Command, log: &Path, argument: impl AsRef<OsStr>) -> Child {
+    let started = command
+        .env("RUST_LOG", "reliable_consumer=debug,info")
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null())
+        .stderr(File::create(log).unwrap())
+        .spawn();
+    let process = started.unwrap();
+    end_with_us(&process, argument);
+    process
+}
+
+/// Waits for the orderly end of a process that was told to, for so long since then.
+pub(crate) fn assert_ends(process: &mut Child, told: Instant, limit: Duration, who: &str) {
+    let status = loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            break status;
+        }
+        assert!(told.elapsed() < limit, "{who} did not end within {limit:?}");
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success(), "{who} ended with {status}");
+}
+
+/// Ends what has not: with a failing test also those that are frozen. What a test that passes has written is removed.
+pub(crate) fn clean_up<'a>(
+    processes: impl Iterator<Item = &'a mut Child>,
+    folder: &Path,
+    name: &str,
+) {
+    for process in processes {
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+    if thread::panicking() {
+        println!(
+            "{name}: what the processes wrote is in {}",
+            folder.display()
+        );
+    } else {
+        let _ = fs::remove_dir_all(folder);
+    }
 }
 
 /// `cargo test` builds examples next to its tests.

@@ -1,12 +1,10 @@
 //! The processes that are killed.
 
 use std::{
-    env,
-    fs::{self, File},
+    env, fs,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     sync::Mutex,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -14,7 +12,7 @@ use reliable_consumer_testing::eventually;
 
 use crate::{
     Outage, Run, Store,
-    misfortune::{Random, end_with_us, example, heeds_sigterm, now, signal},
+    misfortune::{self, Random, assert_ends, clean_up, example, heeds_sigterm, now, signal},
     tell,
 };
 
@@ -119,17 +117,12 @@ impl Processes {
         let number = self.lives.len();
         let effects = self.folder.join(format!("{number}.effects"));
         let log = self.folder.join(format!("{number}.log"));
-        let process = Command::new(example("effects"))
+        let mut command = Command::new(example("effects"));
+        command
             .args(&self.arguments)
             .args(["--set", &format!("group.instance.id={member}"), "--effects"])
-            .arg(&effects)
-            .env("RUST_LOG", "reliable_consumer=debug,info")
-            .env("NO_COLOR", "1")
-            .stdin(Stdio::null())
-            .stderr(File::create(log).unwrap())
-            .spawn()
-            .unwrap();
-        end_with_us(&process, &effects);
+            .arg(&effects);
+        let process = misfortune::start(&mut command, &log, &effects);
         self.alive.push(number);
         self.lives.push(Life {
             process,
@@ -150,24 +143,8 @@ impl Processes {
         }
         let start = Instant::now();
         for life in self.lives.iter_mut().filter(|life| life.killed.is_none()) {
-            let status = loop {
-                if let Some(status) = life.process.try_wait().unwrap() {
-                    break status;
-                }
-                assert!(
-                    start.elapsed() < LONGEST_EXIT,
-                    "{}: {} does not end",
-                    self.name,
-                    life.member
-                );
-                thread::sleep(Duration::from_millis(20));
-            };
-            assert!(
-                status.success(),
-                "{}: {} ended with {status}",
-                self.name,
-                life.member
-            );
+            let who = format!("{}: {}", self.name, life.member);
+            assert_ends(&mut life.process, start, LONGEST_EXIT, &who);
         }
     }
 
@@ -187,19 +164,7 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        for life in &mut self.lives {
-            // They have ended, unless the test fails.
-            let _ = life.process.kill();
-            let _ = life.process.wait();
-        }
-        if thread::panicking() {
-            println!(
-                "{}: effects and logs are in {}",
-                self.name,
-                self.folder.display()
-            );
-        } else {
-            let _ = fs::remove_dir_all(&self.folder);
-        }
+        let processes = self.lives.iter_mut().map(|life| &mut life.process);
+        clean_up(processes, &self.folder, &self.name);
     }
 }
