@@ -21,7 +21,7 @@ use super::{
     Claim, Duplicates, Fingerprint, Id, Idempotency, Reply, StoreError, Token, Unreachable, Update,
     options::IdFrom,
 };
-use crate::record::Record;
+use crate::{kafka::Throttle, record::Record};
 
 /// Between two looks at a message that is in progress elsewhere: as long as it has been, within these.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(900));
@@ -42,7 +42,7 @@ pub(crate) struct Claims {
     health: Health,
     duplicates: Mutex<Duplicates>,
     possible_repeats: AtomicU64,
-    told: Mutex<Told>,
+    told: Throttle,
     id_conflicts: AtomicU64,
 }
 
@@ -71,7 +71,7 @@ impl Claims {
             health: Health::default(),
             duplicates: Mutex::default(),
             possible_repeats: AtomicU64::new(0),
-            told: Mutex::default(),
+            told: told(),
             id_conflicts: AtomicU64::new(0),
         }
     }
@@ -147,8 +147,7 @@ impl Claims {
 
     /// Whether this one is to be logged, and how many were not since the last one that was.
     pub(crate) fn is_worth_telling(&self) -> Option<u64> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.another(Instant::now())
+        self.told.admit(Instant::now().into_std())
     }
 
     fn note_duplicate(&self, from: IdFrom) {
@@ -215,6 +214,11 @@ impl Claims {
         self.down()
             .filter(|down| down.refuses || down.since.elapsed() >= after)
     }
+}
+
+/// A store that forgets its claims would have a line logged for every record.
+fn told() -> Throttle {
+    Throttle::of(LINES, Duration::from_secs(1))
 }
 
 /// A claim that is asked for. If nobody waits for the answer any more, since it is late or the record is not for us to
@@ -375,30 +379,6 @@ impl Drop for Held {
     }
 }
 
-/// How much has been logged of what a store that forgets its claims would have logged for every record.
-#[derive(Default)]
-struct Told {
-    /// When the current second began, and how many lines it has had.
-    second: Option<(Instant, u32)>,
-    omitted: u64,
-}
-
-impl Told {
-    fn another(&mut self, now: Instant) -> Option<u64> {
-        let second = self.second.take();
-        let same = second.filter(|(since, _)| now.saturating_duration_since(*since) < CALM);
-        let (since, lines) = same.unwrap_or((now, 0));
-        let told = lines < LINES;
-        self.second = Some((since, lines + u32::from(told)));
-        if told {
-            Some(mem::take(&mut self.omitted))
-        } else {
-            self.omitted += 1;
-            None
-        }
-    }
-}
-
 /// A store that does not answer.
 pub(crate) struct Down {
     pub(crate) since: Instant,
@@ -533,12 +513,12 @@ mod tests {
 
     #[test]
     fn a_flood_of_possible_repeats_is_logged_by_a_few_of_them_and_their_number() {
-        let mut told = Told::default();
-        let now = Instant::now();
-        let logged = (0..1_000).filter(|_| told.another(now) == Some(0)).count();
+        let told = told();
+        let now = std::time::Instant::now();
+        let logged = (0..1_000).filter(|_| told.admit(now) == Some(0)).count();
         assert_eq!(logged, LINES as usize);
-        assert_eq!(told.another(now + CALM), Some(1_000 - u64::from(LINES)));
-        assert_eq!(told.another(now + CALM), Some(0));
+        assert_eq!(told.admit(now + CALM), Some(1_000 - u64::from(LINES)));
+        assert_eq!(told.admit(now + CALM), Some(0));
     }
 
     #[test]

@@ -1,31 +1,58 @@
 //! What librdkafka has to say, as `tracing` events that an outage cannot turn into a flood.
 
+use std::mem;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
-/// Lets one event through per interval and counts the others.
+/// Lets a few events through per interval, one by default, and counts the others.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    events: u32,
+    interval: Duration,
+    state: Mutex<State>,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Throttle(Mutex<Option<(Instant, u64)>>);
+struct State {
+    /// When the current interval began, and how many were let through in it.
+    current: Option<(Instant, u32)>,
+    held_back: u64,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self::of(1, Self::INTERVAL)
+    }
+}
 
 impl Throttle {
     /// Long enough to keep a log readable through an outage, short enough to show that it still lasts.
     pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 
+    /// Lets so many through in an interval, which begins with the first of them.
+    pub(crate) fn of(events: u32, interval: Duration) -> Self {
+        Self {
+            events,
+            interval,
+            state: Mutex::default(),
+        }
+    }
+
     /// How many events were held back since the last one let through, or `None` to hold this one back too.
     pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *last {
-            Some((at, held_back)) if now.saturating_duration_since(*at) < Self::INTERVAL => {
-                *held_back += 1;
-                None
-            }
-            _ => last
-                .replace((now, 0))
-                .map_or(Some(0), |(_, held_back)| Some(held_back)),
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let within = |since: Instant| now.saturating_duration_since(since) < self.interval;
+        let current = state.current.filter(|(since, _)| within(*since));
+        let (since, let_through) = current.unwrap_or((now, 0));
+        if let_through == self.events {
+            state.held_back += 1;
+            return None;
         }
+        state.current = Some((since, let_through + 1));
+        Some(mem::take(&mut state.held_back))
     }
 }
 
