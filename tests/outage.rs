@@ -97,6 +97,65 @@ async fn partitions_that_an_outage_took_and_gave_back_repeat_only_what_was_runni
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn brokers_are_down_until_one_answers_however_seldom_the_client_tries() {
+    let Some(cluster) = own_cluster(1) else {
+        return;
+    };
+    let (topic, group) = (cluster.create_topic("quiet", 1, &[]), unique("group"));
+    cluster.produce(&topic, numbered(0, 10));
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note(message.offset());
+        Ok(())
+    };
+    // Between two tries there is no error, and nothing to read or commit.
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .property("reconnect.backoff.ms", "20000")
+        .property("reconnect.backoff.max.ms", "20000");
+    let run = Running::start(builder, handler);
+    let mut events = run.handle.events().unwrap();
+    until("all are handled", || seen.len() == 10).await;
+    tokio::task::block_in_place(|| {
+        all_committed(&cluster, &group, &topic);
+        cluster.kill([1]);
+    });
+    let down = async || run.handle.status().await.unwrap().brokers_down;
+    let began = Instant::now();
+    while down().await.is_none() {
+        assert!(began.elapsed() < PATIENCE, "nobody sees the outage");
+        tokio::time::sleep(millis(100)).await;
+    }
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(30) {
+        assert!(
+            down().await.is_some(),
+            "the only broker is taken to be up after {:?} without it",
+            began.elapsed()
+        );
+        tokio::time::sleep(millis(100)).await;
+    }
+    tokio::task::block_in_place(|| cluster.restart([1]));
+    let began = Instant::now();
+    while down().await.is_some() {
+        assert!(began.elapsed() < 2 * PATIENCE, "nobody sees its end");
+        tokio::time::sleep(millis(100)).await;
+    }
+    run.stop().await;
+    let mut told = Vec::new();
+    while let Some(event) = events.next().await {
+        if matches!(event, Event::BrokersDown | Event::BrokersUp(_)) {
+            told.push(event);
+        }
+    }
+    assert!(
+        matches!(&told[..], [Event::BrokersDown, Event::BrokersUp(down)] if *down > Duration::from_secs(30)),
+        "{told:?}"
+    );
+}
+
 // R10b
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_without_brokers_ends_in_its_time_and_tells_what_was_not_committed() {

@@ -64,6 +64,31 @@ impl Lifeline {
         })
     }
 
+    /// Whether any broker answers a question within this time, which is waited for. The client's end waits for it too.
+    pub(crate) fn any_broker_answers(&self, timeout: Duration) -> bool {
+        let Some(alive) = self.hold() else {
+            return false;
+        };
+        let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        let mut metadata = ptr::null();
+        // SAFETY: the client is alive, the name is a C string, a null configuration is the default one, and the topic's
+        // handle is ours to destroy, as the metadata are when there are any. Named, the topic is the only one asked for:
+        // without a name, all that the client knows would be, and be made anew where they have been deleted.
+        unsafe {
+            let name = c"__consumer_offsets".as_ptr();
+            let topic = sys::rd_kafka_topic_new(alive.client, name, ptr::null_mut());
+            if topic.is_null() {
+                return false;
+            }
+            let error = sys::rd_kafka_metadata(alive.client, 0, topic, &mut metadata, millis);
+            sys::rd_kafka_topic_destroy(topic);
+            if !metadata.is_null() {
+                sys::rd_kafka_metadata_destroy(metadata);
+            }
+            error_code(error).is_none()
+        }
+    }
+
     fn set(&self, handle: Option<Handle>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = handle;
     }

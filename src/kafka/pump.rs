@@ -30,6 +30,7 @@ use super::{
     errors::{advice, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
+    outage::Outage,
     prefetch::Prefetch,
     spooled::Told,
     surprises::{Log, Silence},
@@ -65,8 +66,6 @@ const EVENTS: usize = 16;
 const TICK: Duration = Duration::from_secs(1);
 /// How often every queue is looked at, woken or not.
 const LOOK: Duration = LONGEST_SLEEP;
-/// Without an error for this long, brokers that were down are up: librdkafka tries again at least every ten seconds.
-const CALM: Duration = Duration::from_secs(15);
 /// Of a shutdown's time, what is kept for the last commit and for leaving the group.
 const RESERVE: Duration = Duration::from_secs(3);
 /// Of that, what is kept for the answer to LeaveGroup.
@@ -490,12 +489,6 @@ impl Deadline {
     }
 }
 
-/// No broker can be reached.
-pub(super) struct Outage {
-    pub(super) since: Instant,
-    last_error: Instant,
-}
-
 /// What the pump's thread works on. Only that thread locks it, in a round or in a rebalance callback.
 pub(crate) struct Pump {
     pub(super) settings: Arc<Settings>,
@@ -725,21 +718,7 @@ impl Pump {
         }
         let now = Instant::now();
         match code {
-            Code::AllBrokersDown => match &mut self.outage {
-                Some(outage) => outage.last_error = now,
-                None => {
-                    self.outage = Some(Outage {
-                        since: now,
-                        last_error: now,
-                    });
-                    self.tell(Event::BrokersDown);
-                }
-            },
-            Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut => {
-                if let Some(outage) = &mut self.outage {
-                    outage.last_error = now;
-                }
-            }
+            Code::AllBrokersDown => self.brokers_are_down(now),
             Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition
                 if self.unknown_topic.admit(now).is_some() =>
             {
@@ -769,13 +748,6 @@ impl Pump {
         };
         let message = format!("group `{group}`{place}: {reason}: {}", advice(code));
         self.fail(kind(code), message);
-    }
-
-    /// A broker has answered.
-    pub(super) fn brokers_answer(&mut self) {
-        if let Some(outage) = self.outage.take() {
-            self.tell(Event::BrokersUp(outage.since.elapsed()));
-        }
     }
 
     /// Tells those who listen, if any.
@@ -913,11 +885,7 @@ impl Pump {
             }
         }
         self.dead_letters.retain(|(_, task)| !task.is_finished());
-        if let Some(outage) = &self.outage
-            && now.duration_since(outage.last_error) >= CALM
-        {
-            self.brokers_answer();
-        }
+        self.ask_for_brokers();
         self.pass_markers(consumer);
         self.watch_for_stuck_records(now);
         self.tell_of_spool(now);
