@@ -375,6 +375,58 @@ async fn a_letter_that_is_too_large_loses_its_diagnostics_first_and_blocks_visib
     );
 }
 
+// D6: the broker refuses the whole batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_that_the_broker_calls_invalid_is_named_and_blocks_none_of_those_sent_with_it() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("invalid", 1, &[]), unique("group"));
+    // A compacted topic takes no record without a key.
+    let letters = cluster.create_topic("letters", 1, &[("cleanup.policy", "compact")]);
+    cluster.produce(
+        &topic,
+        (0..10).map(|n| match n {
+            5 => Record::value("5"),
+            _ => Record::value(n.to_string()).key(n.to_string()),
+        }),
+    );
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .ordering(Ordering::Unordered)
+        // All of them share a batch.
+        .dead_letter(DeadLetter::topic(&letters).property("linger.ms", "1000"));
+    let run = Running::start(builder, refuse_all);
+    until("all but the invalid one to be there", || {
+        cluster.end_offsets(&letters) == [9]
+    })
+    .await;
+    until("those before it to be committed", || {
+        committed(&cluster, &group, &topic) == [5]
+    })
+    .await;
+    let deadline = Instant::now() + PATIENCE;
+    let stalled = loop {
+        let status = run.handle.status().await.unwrap();
+        match &status.stalled_dead_letters[..] {
+            [stalled] if stalled.records == 1 => break stalled.error.clone(),
+            other => assert!(Instant::now() < deadline, "it shows alone: {other:?}"),
+        }
+        tokio::time::sleep(millis(50)).await;
+    };
+    let record = format!("{topic}/0/5");
+    for named in [&*record, &letters, "no key", "cleanup.policy"] {
+        assert!(stalled.contains(named), "{named}: {stalled}");
+    }
+
+    cluster.set_topic(&letters, "cleanup.policy", "delete");
+    all_committed(&cluster, &group, &topic);
+    assert_eq!(run.stop().await.dead_lettered, 10);
+    let there = cluster.read_all(&letters);
+    let mut values: Vec<_> = there.iter().map(StoredRecord::text).collect();
+    assert_eq!(values.pop(), Some("5"));
+    values.sort_unstable();
+    assert_eq!(values, ["0", "1", "2", "3", "4", "6", "7", "8", "9"]);
+}
+
 // D8
 #[test]
 fn a_dead_letter_topic_that_is_consumed_is_refused_at_build() {

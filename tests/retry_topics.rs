@@ -420,6 +420,42 @@ async fn a_missing_tier_blocks_visibly_and_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_its_tier_calls_invalid_blocks_none_of_those_sent_with_it() {
+    let Some(cluster) = cluster() else { return };
+    let world = World::new(cluster, &[100]);
+    let tier = &world.tiers[0];
+    world.cluster.set_topic(tier, "cleanup.policy", "compact");
+    let records = (0..10).map(|n| match n {
+        5 => Record::value("5").partition(0),
+        _ => Record::value(n.to_string()).key(n.to_string()).partition(0),
+    });
+    world.cluster.produce(&world.topic, records);
+    let handler = async |message: &Message<Text>| -> HandlerResult {
+        match message.attempt() {
+            3 => Ok(()),
+            _ => Err("not yet".into()),
+        }
+    };
+    // All of them share a batch.
+    let letters = DeadLetter::topic(&world.letters).property("linger.ms", "1000");
+    let run = Running::start(world.consumer().dead_letter(letters), handler);
+    wait_for(&world.cluster, tier, 9);
+    until("its own offset to stay", || {
+        committed(&world.cluster, &world.group, &world.topic)[0] == 5
+    })
+    .await;
+    world.cluster.set_topic(tier, "cleanup.policy", "delete");
+    tokio::task::block_in_place(|| world.all_committed());
+    let report = run.stop().await;
+    assert_eq!((report.moved_to_retry, report.handled), (10, 10));
+    assert_eq!(
+        world.cluster.end_offsets(tier),
+        [10],
+        "each went there once"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn records_that_wait_hold_up_nobody_and_are_handled_together_when_due() {
     let Some(cluster) = cluster() else { return };
     let world = World::new(cluster, &[3_000]);

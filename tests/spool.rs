@@ -396,6 +396,39 @@ async fn a_spooled_letter_that_its_topic_does_not_take_is_set_aside_and_those_be
     assert_eq!(found[1].header(header_names::ORIGINAL_OFFSET), Some("2"));
 }
 
+// D6: the broker refuses the whole batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn spooled_letters_that_the_broker_calls_invalid_take_no_others_along_and_none_comes_twice() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, letters) = (cluster.create_topic("invalid", 1, &[]), unique("letters"));
+    let folder = Folder::new();
+    // A compacted topic takes no record without a key.
+    let is_invalid = |n: usize| n % 30 == 20;
+    cluster.produce(
+        &topic,
+        (0..100).map(|n| match is_invalid(n) {
+            true => Record::value(n.to_string()),
+            false => Record::value(n.to_string()).key(format!("key {}", n % 7)),
+        }),
+    );
+    let run = Running::start(
+        spooling(&cluster, &topic, &letters, &folder.0, 1 << 20),
+        refuse_all,
+    );
+    spool_until(&run.handle, "all to be spooled", |it| it.letters == 100).await;
+    cluster.create_topic_named(&letters, 4, &[("cleanup.policy", "compact")]);
+    spool_until(&run.handle, "all to be sent", |it| it.letters == 0).await;
+    assert_eq!(spool(&run.handle).await.set_aside, 3);
+    run.stop().await;
+    let mut found: Vec<usize> = texts(&cluster, &letters)
+        .iter()
+        .map(|text| text.parse().unwrap())
+        .collect();
+    found.sort_unstable();
+    let expected: Vec<usize> = (0..100).filter(|n| !is_invalid(*n)).collect();
+    assert_eq!(found, expected, "each once");
+}
+
 // D5
 #[tokio::test(flavor = "multi_thread")]
 async fn with_stop_the_run_ends_in_time_with_an_error_that_names_the_topic_and_the_offset_stays() {

@@ -148,10 +148,11 @@ pub enum Unavailable {
     /// are sent in their order, and removed when the brokers have acknowledged them. What is left when the process ends
     /// is sent by the next consumer on the same directory. A letter can be in the topic twice, with the same `messageId`:
     /// when its acknowledgement was lost, and after a crash while the spool was being sent, up to about a megabyte of
-    /// them a topic.
+    /// them a topic. Order gives way where the brokers refuse a letter for what it is: those that shared its batch are sent
+    /// again, after what was on its way behind them, and it is set aside in the directory.
     ///
     /// When the spool is full, the disk is, or the directory cannot be used, records wait as under `Block`; so does one
-    /// whose dead letter is too large for the topic. See [`Status::dead_letter_spool`](crate::Status::dead_letter_spool)
+    /// whose dead letter the topic refuses for what it is: too large, or without a key where the topic is compacted. See [`Status::dead_letter_spool`](crate::Status::dead_letter_spool)
     /// and [`Event::DeadLetterSpool`](crate::Event::DeadLetterSpool).
     Spool {
         /// Where the files are. It is created if it is not there. One process uses it at a time: a second one waits for

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{RwLock, watch};
+use tokio::sync::watch;
 
 use super::headers::{Detail, Manner, dead_letter_headers};
 use super::spooling::Spooling;
@@ -62,9 +62,6 @@ pub(crate) struct Publisher {
     producer: Arc<AckedProducer>,
     manner: Manner,
     stalls: Mutex<HashMap<String, Stall>>,
-    /// Held by every send until it is answered. A broker refuses a whole batch for one record that is too large, so
-    /// whoever was refused for that goes alone, holding it exclusively, and learns whether it was itself the cause.
-    company: Arc<RwLock<()>>,
     /// For how long a dead letter may wait, if not for ever.
     stop_after: Option<Duration>,
     /// Set when one has waited for that long: none is waited for any more.
@@ -89,7 +86,6 @@ impl Publisher {
             producer,
             manner,
             stalls: Mutex::default(),
-            company: Arc::default(),
             stop_after: None,
             stopped: watch::Sender::new(false),
             spooling: None,
@@ -107,7 +103,7 @@ impl Publisher {
             self.stop_after = Some(*after);
         }
         if let Some(spooling) = &spooling {
-            spooling.send_by(Arc::clone(&self.producer), Arc::clone(&self.company));
+            spooling.send_by(Arc::clone(&self.producer));
         }
         self.spooling = spooling;
         self
@@ -165,14 +161,14 @@ impl Publisher {
     async fn make_safe(&self, topic: &str, record: &Record, failure: &Failure) -> Option<Position> {
         let mut pause = FIRST_PAUSE;
         let mut detail = Detail::Full;
-        let mut alone = false;
         let mut waiting = Waiting {
             publisher: self,
             topic,
             stalled: false,
             safe: false,
         };
-        // Refused for what it is, and not for the state of the topic.
+        // Refused for what it is, and not for the state of the topic. From then on it goes alone: it would take the others
+        // along each time.
         let mut unfit = false;
         loop {
             let behind_others = match &self.spooling {
@@ -182,29 +178,31 @@ impl Publisher {
             let mut trouble = if behind_others {
                 "others for this topic are in the spool".to_owned()
             } else {
-                let sent = self.send(topic, record, failure, detail, alone);
+                let sent = self.send(topic, record, failure, detail, unfit);
                 match waiting.watch(record, sent).await {
                     Ok((partition, offset)) => {
                         waiting.safe = true;
                         return Some(Position { partition, offset });
                     }
                     Err(error) => {
-                        if error.kind() == ProduceErrorKind::TooLarge {
-                            if !alone {
-                                alone = true;
-                                continue;
-                            }
-                            if let Some(less) = detail.less() {
-                                detail = less;
-                                continue;
-                            }
+                        unfit |= error.kind().is_about_the_record();
+                        if error.kind() == ProduceErrorKind::TooLarge
+                            && let Some(less) = detail.less()
+                        {
+                            detail = less;
+                            continue;
                         }
-                        unfit = error.kind().is_about_the_record();
                         match error.kind() {
                             ProduceErrorKind::Retryable => {
                                 let missing = self.told_missing(topic).await;
                                 missing.unwrap_or_else(|| error.to_string())
                             }
+                            kind if kind.is_about_the_record() => format!(
+                                "record {}/{}/{}: {error}",
+                                record.topic(),
+                                record.partition(),
+                                record.offset()
+                            ),
                             _ => error.to_string(),
                         }
                     }
@@ -255,12 +253,9 @@ impl Publisher {
             timestamp: None,
             headers: &headers,
         };
-        if alone {
-            let _alone = self.company.write().await;
-            self.producer.send(letter).await
-        } else {
-            let _company = self.company.read().await;
-            self.producer.send(letter).await
+        match alone {
+            true => self.producer.send_alone(letter).await,
+            false => self.producer.send(letter).await,
         }
     }
 

@@ -13,7 +13,6 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::RwLock,
     task::{AbortHandle, JoinSet},
 };
 
@@ -95,11 +94,10 @@ impl Spooling {
     }
 
     /// Sends what is in the spool, now and for as long as this lives.
-    pub(super) fn send_by(&self, producer: Arc<AckedProducer>, company: Arc<RwLock<()>>) {
+    pub(super) fn send_by(&self, producer: Arc<AckedProducer>) {
         let post = Post {
             spool: self.spool.clone(),
             producer,
-            company,
             errors: Arc::clone(&self.send_errors),
         };
         let task = self.runtime.spawn(send_all(Arc::new(post)));
@@ -193,8 +191,15 @@ fn encode(
 struct Post {
     spool: Spool,
     producer: Arc<AckedProducer>,
-    company: Arc<RwLock<()>>,
     errors: Arc<Mutex<SendErrors>>,
+}
+
+/// How a letter is sent.
+#[derive(Clone, Copy)]
+enum Way {
+    Together,
+    /// In a batch of its own, without the headers that are more expendable than this.
+    Alone(u8),
 }
 
 /// Each topic by itself: one that takes nothing holds up no other.
@@ -286,27 +291,26 @@ impl Post {
         while done < letters.len() {
             let together = if takes_them { TOGETHER } else { 1 };
             let batch = &letters[done..letters.len().min(done + together)];
-            let (acknowledged, error) = self.send(batch).await;
-            takes_them = error.is_none();
-            done += acknowledged;
-            *sent += acknowledged;
+            let outcomes = self.send(batch).await;
+            takes_them = outcomes.iter().all(Result::is_ok);
             let mut blocked = None;
-            if let Some(error) = error {
-                // A broker refuses a batch for one letter in it.
-                let fate = if error.kind().is_about_the_record() {
-                    self.send_alone(&letters[done]).await
-                } else {
-                    Err(error)
-                };
-                match fate {
-                    Ok(()) => (done, *sent) = (done + 1, *sent + 1),
+            for (letter, outcome) in batch.iter().zip(outcomes) {
+                match outcome {
+                    Ok(()) => *sent += 1,
                     Err(error) if error.kind().is_about_the_record() => {
-                        self.set_aside(topic, number, done, &letters[done], &error)
-                            .await?;
-                        done += 1;
+                        let aside = self.set_aside(topic, number, done, letter, &error);
+                        if let Err(trouble) = aside.await {
+                            blocked = Some(trouble);
+                            break;
+                        }
                     }
-                    Err(error) => blocked = Some(error.to_string()),
+                    // Those behind it are sent once more: their order is worth more than a repeat.
+                    Err(error) => {
+                        blocked = Some(error.to_string());
+                        break;
+                    }
                 }
+                done += 1;
             }
             self.spool
                 .done(Arc::clone(topic), number, done)
@@ -319,15 +323,39 @@ impl Post {
         Ok(())
     }
 
-    /// How many were acknowledged without one before them that was not, and why that one was not.
-    async fn send(&self, letters: &[Entry<'_>]) -> (usize, Option<ProduceError>) {
-        let _company = self.company.read().await;
+    /// What became of each. Refused for good is only who was refused alone and with as few headers as can be: those that
+    /// were refused along with it have been sent again, in their order and each at most three times.
+    async fn send(&self, letters: &[Entry<'_>]) -> Vec<Result<(), ProduceError>> {
+        type Refused = fn(&ProduceError) -> bool;
+        let again: [(Refused, Way); 4] = [
+            (ProduceError::is_anothers, Way::Together),
+            (ProduceError::may_be_anothers, Way::Alone(2)),
+            (|error| error.kind().is_about_the_record(), Way::Alone(1)),
+            (|error| error.kind().is_about_the_record(), Way::Alone(0)),
+        ];
+        let mut outcomes = self.wave(letters.iter(), Way::Together).await;
+        for (is_meant, way) in again {
+            let meant: Vec<usize> = (0..letters.len())
+                .filter(|at| outcomes[*at].as_ref().is_err_and(is_meant))
+                .collect();
+            let letters = meant.iter().map(|at| &letters[*at]);
+            for (at, outcome) in meant.iter().zip(self.wave(letters, way).await) {
+                outcomes[*at] = outcome;
+            }
+        }
+        outcomes
+    }
+
+    async fn wave<'a>(
+        &self,
+        letters: impl Iterator<Item = &'a Entry<'a>>,
+        way: Way,
+    ) -> Vec<Result<(), ProduceError>> {
         let mut sends: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> = letters
-            .iter()
-            .map(|letter| Box::pin(self.deliver(letter, u8::MAX)) as _)
+            .map(|letter| Box::pin(self.deliver(letter, way)) as _)
             .collect();
         // The first poll puts a letter into the producer's queue: that is their order.
-        let mut outcomes: Vec<Option<Result<(), ProduceError>>> = vec![None; letters.len()];
+        let mut outcomes: Vec<Option<Result<(), ProduceError>>> = vec![None; sends.len()];
         std::future::poll_fn(|context| {
             for (send, outcome) in sends.iter_mut().zip(&mut outcomes) {
                 if outcome.is_none()
@@ -342,30 +370,14 @@ impl Post {
             }
         })
         .await;
-        let mut acknowledged = 0;
-        for outcome in outcomes.into_iter().flatten() {
-            match outcome {
-                Ok(()) => acknowledged += 1,
-                Err(error) => return (acknowledged, Some(error)),
-            }
-        }
-        (acknowledged, None)
+        outcomes.into_iter().flatten().collect()
     }
 
-    async fn send_alone(&self, letter: &Entry<'_>) -> Result<(), ProduceError> {
-        let _alone = self.company.write().await;
-        let mut outcome = Ok(());
-        for most_expendable in [2, 1, 0] {
-            outcome = self.deliver(letter, most_expendable).await;
-            match &outcome {
-                Err(error) if error.kind().is_about_the_record() => {}
-                _ => break,
-            }
-        }
-        outcome
-    }
-
-    async fn deliver(&self, letter: &Entry<'_>, most_expendable: u8) -> Result<(), ProduceError> {
+    async fn deliver(&self, letter: &Entry<'_>, way: Way) -> Result<(), ProduceError> {
+        let most_expendable = match way {
+            Way::Together => u8::MAX,
+            Way::Alone(most_expendable) => most_expendable,
+        };
         let headers: Vec<RawHeader<'_>> = letter
             .headers
             .iter()
@@ -380,7 +392,11 @@ impl Post {
             timestamp: letter.timestamp_ms,
             headers: &headers,
         };
-        self.producer.send(letter).await.map(drop)
+        let sent = match way {
+            Way::Together => self.producer.send_in_company(letter).await,
+            Way::Alone(_) => self.producer.send_alone(letter).await,
+        };
+        sent.map(drop)
     }
 
     async fn set_aside(

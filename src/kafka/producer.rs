@@ -32,10 +32,22 @@ const LAST_FLUSH: Duration = Duration::from_secs(5);
 
 /// Sends records, each until the broker has acknowledged or refused it.
 ///
-/// An idempotent producer that meets a fatal error is of no use any more: it is replaced by a new one, and what it had
-/// not acknowledged fails with [`ProduceErrorKind::Fatal`], to be sent again. Dropping this blocks nobody: the polling
-/// thread flushes and destroys the producer.
+/// A broker refuses a whole batch for one record in it. So whatever was refused for a reason that may be a neighbour's
+/// goes again, by a second producer that puts each record into a batch of its own: they share no fate there, wait for
+/// nobody, and hold up none of the others.
+///
+/// Dropping this blocks nobody: the polling threads flush and destroy the producers.
 pub(crate) struct AckedProducer {
+    together: Line,
+    /// Comes into being with the first record that has to go alone.
+    alone: Mutex<Option<Arc<Line>>>,
+}
+
+/// A producer, and the next one where that has failed for good.
+///
+/// An idempotent producer that meets a fatal error is of no use any more: it is replaced by a new one, and what it had
+/// not acknowledged fails with [`ProduceErrorKind::Fatal`], to be sent again.
+struct Line {
     config: ClientConfig,
     tokens: Option<TokenSource>,
     current: Mutex<Instance>,
@@ -50,44 +62,73 @@ impl AckedProducer {
         config: ClientConfig,
         tokens: Option<TokenSource>,
     ) -> Result<Self, CreateError> {
-        let first = Instance::create(&config, tokens.clone(), 0, Code::NoError)?;
         Ok(AckedProducer {
-            config,
-            tokens,
-            current: Mutex::new(first),
+            together: Line::new(config, tokens)?,
+            alone: Mutex::default(),
         })
     }
 
-    /// Partition and offset of the record, once the broker has it.
+    /// Partition and offset of the record, once the broker has it. An error is the record's own, and no neighbour's.
     ///
     /// Dropping the future only stops waiting: the record may have been queued already, and is then sent.
     pub(crate) async fn send(&self, record: Outgoing<'_>) -> Result<(i32, i64), ProduceError> {
-        let give_up = Instant::now() + PATIENCE;
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let (sender, acknowledged) = oneshot::channel();
-            let (queued, instance) = self.enqueue(record, sender);
-            let outcome = match queued {
-                Ok(()) => acknowledged.await.unwrap_or(Err(Code::PurgeQueue)),
-                Err(Code::QueueFull) if Instant::now() < give_up => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_millis(200));
-                    continue;
-                }
-                Err(code) => Err(code),
-            };
-            return outcome.map_err(|code| ProduceError {
-                topic: record.topic.to_owned(),
-                code: self.replace_if_fatal(instance).unwrap_or(code),
-            });
+        let mut sent = self.send_in_company(record).await;
+        if matches!(&sent, Err(error) if error.is_anothers()) {
+            // Those that the broker has named as the cause are not among its neighbours this time.
+            sent = self.send_in_company(record).await;
         }
+        match sent {
+            Err(error) if error.may_be_anothers() => self.send_alone(record).await,
+            sent => sent,
+        }
+    }
+
+    /// As [`send`](Self::send), but once and in a batch with others: they share the fate of each of them.
+    pub(crate) async fn send_in_company(
+        &self,
+        record: Outgoing<'_>,
+    ) -> Result<(i32, i64), ProduceError> {
+        self.together.send(record).await
+    }
+
+    /// As [`send`](Self::send), in a batch of its own from the start. Records that go this way stay in order among
+    /// themselves.
+    pub(crate) async fn send_alone(
+        &self,
+        record: Outgoing<'_>,
+    ) -> Result<(i32, i64), ProduceError> {
+        let alone = self.alone_line().map_err(|error| {
+            tracing::error!(%error, "a refused record cannot be sent by itself");
+            ProduceError::about(record, Code::Fail, false)
+        })?;
+        let sent = alone.send(record).await;
+        sent.map_err(|error| ProduceError {
+            in_company: false,
+            ..error
+        })
+    }
+
+    fn alone_line(&self) -> Result<Arc<Line>, CreateError> {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = &*alone {
+            return Ok(Arc::clone(line));
+        }
+        let mut config = self.together.config.clone();
+        config
+            .set("batch.num.messages", "1")
+            .set("linger.ms", "0")
+            .remove("queue.buffering.max.ms");
+        let line = Arc::new(Line::new(config, self.together.tokens.clone())?);
+        *alone = Some(Arc::clone(&line));
+        Ok(line)
     }
 
     /// Whether the brokers say that there is no such topic. librdkafka waits for one that may only be late, and lets its
     /// records time out as if the brokers were away.
     pub(crate) async fn is_missing(&self, topic: &str) -> bool {
         let producer = {
-            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            let current = self.together.current.lock();
+            let current = current.unwrap_or_else(PoisonError::into_inner);
             current.producer.clone()
         };
         let producer = producer.expect("a producer is there until it is dropped");
@@ -102,6 +143,41 @@ impl AckedProducer {
             })
         });
         asked.await.unwrap_or(false)
+    }
+}
+
+impl Line {
+    fn new(config: ClientConfig, tokens: Option<TokenSource>) -> Result<Self, CreateError> {
+        let first = Instance::create(&config, tokens.clone(), 0, Code::NoError)?;
+        Ok(Line {
+            config,
+            tokens,
+            current: Mutex::new(first),
+        })
+    }
+
+    async fn send(&self, record: Outgoing<'_>) -> Result<(i32, i64), ProduceError> {
+        let give_up = Instant::now() + PATIENCE;
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let (sender, acknowledged) = oneshot::channel();
+            let (queued, instance) = self.enqueue(record, sender);
+            // What is refused on the way into the queue was in no batch yet.
+            let in_company = queued.is_ok();
+            let outcome = match queued {
+                Ok(()) => acknowledged.await.unwrap_or(Err(Code::PurgeQueue)),
+                Err(Code::QueueFull) if Instant::now() < give_up => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(200));
+                    continue;
+                }
+                Err(code) => Err(code),
+            };
+            return outcome.map_err(|code| {
+                let code = self.replace_if_fatal(instance).unwrap_or(code);
+                ProduceError::about(record, code, in_company)
+            });
+        }
     }
 
     fn enqueue(&self, record: Outgoing<'_>, sender: Acknowledge) -> (Result<(), Code>, u64) {
@@ -242,6 +318,8 @@ impl ProducerContext for Context {
     fn delivery(&self, result: &DeliveryResult<'_>, acknowledge: Box<Acknowledge>) {
         let outcome = match result {
             Ok(message) => Ok((message.partition(), message.offset())),
+            // Not the broker's own words: `rd_kafka_message_produce_errstr` points into an answer that librdkafka has
+            // freed by now (2.12).
             Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::Fail)),
         };
         // Whoever sent it may have stopped waiting.
@@ -251,10 +329,13 @@ impl ProducerContext for Context {
 
 /// A record that was not acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("topic `{topic}` has not taken the record: {code}; {}", self.kind().what_next())]
+#[error("topic `{topic}` has not taken the record: {code}; {}", self.what_next())]
 pub(crate) struct ProduceError {
     topic: String,
     code: Code,
+    has_key: bool,
+    /// Whether it was on its way in a batch that others may have been in.
+    in_company: bool,
 }
 
 /// What kind of obstacle a record met.
@@ -277,29 +358,95 @@ impl ProduceErrorKind {
     pub(crate) fn is_about_the_record(self) -> bool {
         matches!(self, Self::TooLarge | Self::Invalid)
     }
-
-    fn what_next(self) -> &'static str {
-        match self {
-            Self::Retryable => "send it again once the brokers are reachable",
-            Self::TooLarge => {
-                "raise the topic's `max.message.bytes`, and the producer's `message.max.bytes` if that is lower"
-            }
-            Self::UnknownTopic => "create the topic",
-            Self::NotAuthorised => {
-                "grant this client's principal `Write` on the topic, and check its credentials"
-            }
-            Self::Invalid => {
-                "check the topic's name and settings, and the broker's log for what it refused"
-            }
-            Self::Fatal => "the producer has been replaced: send it again",
-        }
-    }
 }
 
 impl ProduceError {
+    fn about(record: Outgoing<'_>, code: Code, in_company: bool) -> Self {
+        ProduceError {
+            topic: record.topic.to_owned(),
+            code,
+            has_key: record.key.is_some(),
+            in_company,
+        }
+    }
+
+    fn what_next(&self) -> &'static str {
+        match self.kind() {
+            ProduceErrorKind::Retryable => "send it again once the brokers are reachable",
+            ProduceErrorKind::TooLarge => {
+                "raise the topic's `max.message.bytes`, and the producer's `message.max.bytes` if that is lower"
+            }
+            ProduceErrorKind::UnknownTopic => "create the topic",
+            ProduceErrorKind::NotAuthorised => {
+                "grant this client's principal `Write` on the topic, and check its credentials"
+            }
+            ProduceErrorKind::Invalid if self.refuses_timestamp() => {
+                "raise the topic's `message.timestamp.before.max.ms` or `message.timestamp.after.max.ms`, and check the \
+                 clocks"
+            }
+            // Such a topic is what most brokers call a record invalid for, and old ones a broken one.
+            ProduceErrorKind::Invalid
+                if !self.has_key
+                    && matches!(self.code, Code::InvalidRecord | Code::InvalidMessage) =>
+            {
+                "the record has no key, and a compacted topic takes none without: set the topic's \
+                 `cleanup.policy=delete`, or send to a topic that is not compacted; otherwise see the broker's log for what \
+                 it refused"
+            }
+            ProduceErrorKind::Invalid => {
+                "check the topic's name and settings, and the broker's log for what it refused"
+            }
+            ProduceErrorKind::Fatal => "the producer has been replaced: send it again",
+        }
+    }
+
     /// The broker takes records with other timestamps only.
     pub(crate) fn refuses_timestamp(&self) -> bool {
         self.code == Code::InvalidTimestamp
+    }
+
+    /// Refused because of another record in its batch, as the broker says.
+    pub(crate) fn is_anothers(&self) -> bool {
+        self.code == Code::InvalidDifferentRecord
+    }
+
+    /// Whether the cause may be another record of its batch. Of the codes that nobody here knows it is taken to be so:
+    /// alone it shows.
+    pub(crate) fn may_be_anothers(&self) -> bool {
+        let concerns_all = matches!(
+            self.code,
+            // Not the broker's, or not about what was in the batch.
+            Code::MessageTimedOut
+                | Code::OperationTimedOut
+                | Code::TimedOutQueue
+                | Code::RequestTimedOut
+                | Code::BrokerTransportFailure
+                | Code::AllBrokersDown
+                | Code::BrokerNotAvailable
+                | Code::NetworkException
+                | Code::PurgeQueue
+                | Code::PurgeInflight
+                | Code::QueueFull
+                | Code::Fail
+                | Code::Fatal
+                | Code::Authentication
+                | Code::SaslAuthenticationFailed
+                | Code::TopicAuthorizationFailed
+                | Code::ClusterAuthorizationFailed
+                | Code::UnknownTopic
+                | Code::UnknownPartition
+                | Code::UnknownTopicOrPartition
+                | Code::InvalidTopic
+                | Code::LeaderNotAvailable
+                | Code::NotLeaderForPartition
+                | Code::NotEnoughReplicas
+                | Code::NotEnoughReplicasAfterAppend
+                | Code::KafkaStorageError
+                | Code::OutOfOrderSequenceNumber
+                | Code::InvalidProducerEpoch
+                | Code::UnknownProducerId
+        );
+        self.in_company && !concerns_all
     }
 
     pub(crate) fn kind(&self) -> ProduceErrorKind {
@@ -317,6 +464,7 @@ impl ProduceError {
             | Code::Authentication => Kind::NotAuthorised,
             Code::InvalidTopic
             | Code::InvalidRecord
+            | Code::InvalidMessage
             | Code::InvalidTimestamp
             | Code::InvalidArgument
             | Code::PolicyViolation => Kind::Invalid,
@@ -408,7 +556,10 @@ mod tests {
             ),
         ];
         for (refusal, kind, next) in refusals {
-            cluster.request_errors(RDKafkaApiKey::Produce, &[refusal]);
+            // In company, and alone.
+            let refusals = [refusal; 2];
+            let times = if kind.is_about_the_record() { 2 } else { 1 };
+            cluster.request_errors(RDKafkaApiKey::Produce, &refusals[..times]);
             let error = producer.send(record(b"a")).await.unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");
             assert!(
@@ -417,6 +568,53 @@ mod tests {
             );
         }
         sent_at_last(&producer).await;
+    }
+
+    #[tokio::test]
+    async fn whatever_a_batch_was_refused_for_each_of_its_records_is_sent_once_more_alone() {
+        let cluster = cluster();
+        let producer = producer(&cluster, &[("linger.ms", "50")]);
+        let mut taken = 0;
+        for refusal in [
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_RECORD,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_MSG,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_RECORD_LIST_TOO_LARGE,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_POLICY_VIOLATION,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_REQUEST,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN,
+        ] {
+            cluster.request_errors(RDKafkaApiKey::Produce, &[refusal]);
+            let sends = [&b"a"[..], b"b", b"c"].map(|value| producer.send(record(value)));
+            let [a, b, c] = sends;
+            let (a, b, c) = tokio::join!(a, b, c);
+            let mut offsets = [a, b, c].map(|sent| sent.expect("alone it is taken").1);
+            offsets.sort_unstable();
+            assert_eq!(
+                offsets,
+                [taken, taken + 1, taken + 2],
+                "{refusal:?}: each once"
+            );
+            taken += 3;
+        }
+    }
+
+    #[test]
+    fn a_refused_record_without_a_key_is_told_what_a_compacted_topic_wants() {
+        let keyless = ProduceError::about(record(b"a"), Code::InvalidRecord, false);
+        assert!(keyless.to_string().contains("`cleanup.policy=delete`"));
+        let keyed = Outgoing {
+            key: Some(b"k"),
+            ..record(b"a")
+        };
+        let keyed = ProduceError::about(keyed, Code::InvalidRecord, false);
+        assert!(!keyed.to_string().contains("cleanup.policy"), "{keyed}");
+        let late = ProduceError::about(record(b"a"), Code::InvalidTimestamp, false);
+        assert!(
+            late.to_string()
+                .contains("`message.timestamp.before.max.ms`")
+        );
     }
 
     #[tokio::test]
@@ -477,13 +675,13 @@ mod tests {
                 .await
                 .is_err()
         );
-        ffi::raise_fatal_error(producer.current.lock().unwrap().producer());
+        ffi::raise_fatal_error(producer.together.current.lock().unwrap().producer());
 
         let error = producer.send(record(b"c")).await.unwrap_err();
         assert_eq!(error.kind(), ProduceErrorKind::Fatal, "{error}");
         assert_eq!(waiting.await.unwrap_err().kind(), ProduceErrorKind::Fatal);
         assert_eq!(
-            producer.current.lock().unwrap().number,
+            producer.together.current.lock().unwrap().number,
             1,
             "two found out, one replaced it"
         );

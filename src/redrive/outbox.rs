@@ -9,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::RwLock, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::{ParkReason, Placement, rules::Return};
 use crate::{
     header_names as names,
     kafka::{
-        AckedProducer, Administrator, Cluster, InspectError, Outgoing, ProduceError,
-        ProduceErrorKind as Kind, RawHeader,
+        AckedProducer, Administrator, Cluster, InspectError, Outgoing, ProduceErrorKind as Kind,
+        RawHeader,
     },
     origin::Origin,
     record::Record,
@@ -43,9 +43,6 @@ pub(super) struct Outbox {
     topics: Mutex<HashMap<String, Arc<Topic>>>,
     /// Held while the brokers are asked about a topic: one asks, the others wait for the same answer.
     asking: tokio::sync::Mutex<()>,
-    /// Held by every send until it is answered. A broker refuses a whole batch for one record of it, so whoever was
-    /// refused goes alone, holding it exclusively, and learns whether it was itself the cause.
-    company: RwLock<()>,
 }
 
 struct Topic {
@@ -71,7 +68,6 @@ impl Outbox {
             placement,
             topics: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
-            company: RwLock::default(),
         })
     }
 
@@ -108,7 +104,7 @@ impl Outbox {
         let headers = headers(letter, &set);
 
         let mut known = self.topic(topic, false).await?;
-        let (mut alone, mut asked_again, mut timely) = (false, false, false);
+        let (mut asked_again, mut timely) = (false, false);
         loop {
             let original = origin.timestamp.filter(|_| !timely);
             let timestamp = original.filter(|millis| known.takes(*millis, now));
@@ -122,7 +118,7 @@ impl Outbox {
                 timestamp,
                 headers: &headers,
             };
-            let Err(error) = self.send(record, alone).await else {
+            let Err(error) = self.producer.send(record).await else {
                 return Ok(());
             };
             match error.kind() {
@@ -130,7 +126,6 @@ impl Outbox {
                     asked_again = true;
                     known = self.topic(topic, true).await?;
                 }
-                Kind::TooLarge | Kind::Invalid if !alone => alone = true,
                 Kind::Invalid if error.refuses_timestamp() && timestamp.is_some() => {
                     known.refused(timestamp.unwrap_or_default(), now);
                     timely = true;
@@ -160,22 +155,9 @@ impl Outbox {
             timestamp: None,
             headers: &headers,
         };
-        let mut sent = self.send(record, false).await;
-        if matches!(&sent, Err(error) if matches!(error.kind(), Kind::TooLarge | Kind::Invalid)) {
-            sent = self.send(record, true).await;
-        }
-        sent.map_err(|error| Obstacle::ForNow(error.to_string()))
-    }
-
-    async fn send(&self, record: Outgoing<'_>, alone: bool) -> Result<(), ProduceError> {
-        if alone {
-            let _alone = self.company.write().await;
-            self.producer.send(record).await?;
-        } else {
-            let _company = self.company.read().await;
-            self.producer.send(record).await?;
-        }
-        Ok(())
+        let sent = self.producer.send(record).await;
+        sent.map(drop)
+            .map_err(|error| Obstacle::ForNow(error.to_string()))
     }
 
     async fn topic(&self, name: &str, anew: bool) -> Result<Arc<Topic>, Obstacle> {
