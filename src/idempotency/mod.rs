@@ -147,7 +147,7 @@ pub use id::Id;
 pub use memory::MemoryStore;
 pub use options::{Duplicates, IdFunction, IdSource, Idempotency, Unreachable};
 #[cfg(feature = "redis")]
-pub use redis::RedisStore;
+pub use redis::{RedisConnection, RedisStore};
 #[cfg(feature = "mysql")]
 pub use sql::MySqlStore;
 #[cfg(feature = "postgres")]

@@ -13,6 +13,7 @@
 //! an async test that uses it runs on the multi-threaded runtime.
 
 mod cluster;
+mod name;
 mod records;
 mod service;
 
@@ -24,6 +25,7 @@ use std::{
 };
 
 pub use cluster::{Cluster, Committed, cluster, own_cluster, secure_cluster};
+pub use name::Name;
 pub use records::{Record, StoredRecord};
 pub use service::{Service, ServiceKind, own_service, service};
 

@@ -113,6 +113,13 @@ impl Service {
         &self.url
     }
 
+    /// Where a server that was started here listens.
+    pub fn port(&self) -> u16 {
+        let own = self.own.as_ref();
+        own.expect("only a server of the test's own is known by its port")
+            .port
+    }
+
     /// Ends the server as a crash does. What it had made durable is there after [`start`](Self::start).
     pub fn stop(&mut self) {
         let guard = self.own_mut().guard.take();

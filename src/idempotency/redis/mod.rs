@@ -1,12 +1,20 @@
 //! A store in Redis or Valkey.
 
-use std::{fmt, mem, sync::LazyLock, time::Duration};
+mod connection;
+
+use std::{
+    fmt, mem,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use redis::{
-    Client, ErrorKind, RedisError, Script, ServerErrorKind,
-    aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
+    AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind,
+    aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::runtime::Handle;
+
+pub use connection::RedisConnection;
 
 use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis};
 
@@ -22,8 +30,10 @@ use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, sto
 /// - A restart of the server, as far as it saves. With `appendfsync always` nothing is forgotten; with `everysec` the last
 ///   second may be, and with snapshots only, all since the last one. What was claimed or completed then can be handled
 ///   again.
-/// - Losing the connection: it is made again with growing waits of up to a second. Calls fail meanwhile with
-///   [`StoreError::Unavailable`].
+/// - Losing the connection, and servers that stop answering, refuse the handshake or become replicas: the name is resolved
+///   again, and the connection made again with growing pauses of up to a second. Calls fail meanwhile. So a failover is
+///   followed within seconds where a name or an address moves along, also if the old master lives on as a replica. With
+///   Sentinel, ask it for the address: [`RedisStore::connect_with`].
 ///
 /// It does not survive a failover to a replica that had not received everything yet: Redis replicates after it has
 /// answered. Messages whose keys are missing there are handled again, and one that is in progress can be claimed a second
@@ -41,7 +51,7 @@ use super::{Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, sto
 ///
 /// `rediss://` needs a TLS feature of the crate `redis` 1, such as `tokio-native-tls-comp`, in your own `Cargo.toml`.
 #[derive(Clone)]
-pub struct RedisStore<C = ConnectionManager> {
+pub struct RedisStore<C = RedisConnection> {
     connection: C,
 }
 
@@ -52,6 +62,9 @@ impl<C> fmt::Debug for RedisStore<C> {
     }
 }
 
+/// For a connection, and for a command.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
 impl RedisStore {
     /// A store at this URL. The connection is made with the first call, so that a server which is away now is waited for
     /// like one that goes away later. Commands time out after 5 s.
@@ -61,19 +74,61 @@ impl RedisStore {
     /// [`StoreError::Refused`] if the URL is malformed, or this is not called from within the tokio runtime that the
     /// connection is to live on.
     pub fn connect(url: &str) -> Result<Self, StoreError> {
-        if Handle::try_current().is_err() {
+        let client = Client::open(url).map_err(error)?;
+        Self::connect_with(move || {
+            let client = client.clone();
+            async move {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(TIMEOUT))
+                    .set_response_timeout(Some(TIMEOUT));
+                let connection = client.get_multiplexed_async_connection_with_config(&config);
+                connection.await
+            }
+        })
+    }
+
+    /// A store on the connections that this function makes: for the first call, and whenever the last one is of no use any
+    /// more. For servers that are not found by a name alone, such as those that Redis Sentinel watches:
+    ///
+    /// ```no_run
+    /// use std::io::{Error, ErrorKind};
+    /// use redis::{Client, RedisResult, aio::MultiplexedConnection};
+    /// use reliable_consumer::idempotency::RedisStore;
+    ///
+    /// async fn master() -> RedisResult<MultiplexedConnection> {
+    ///     for sentinel in ["redis://sentinel-1:26379/", "redis://sentinel-2:26379/"] {
+    ///         let Ok(mut sentinel) = Client::open(sentinel)?.get_multiplexed_async_connection().await else {
+    ///             continue;
+    ///         };
+    ///         let asked = redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg("mymaster").to_owned();
+    ///         if let Ok(Some((host, port))) = asked.query_async::<Option<(String, u16)>>(&mut sentinel).await {
+    ///             return Client::open((host, port))?.get_multiplexed_async_connection().await;
+    ///         }
+    ///     }
+    ///     Err(Error::from(ErrorKind::NotConnected).into())
+    /// }
+    ///
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::connect_with(master)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Refused`] if this is not called from within the tokio runtime that the connection is to live on.
+    pub fn connect_with<F>(
+        connect: impl Fn() -> F + Send + Sync + 'static,
+    ) -> Result<Self, StoreError>
+    where
+        F: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
+    {
+        let Ok(runtime) = Handle::try_current() else {
             let reason = "its connection lives on a tokio runtime: call `RedisStore::connect` from within one";
             return Err(StoreError::refused(reason));
-        }
-        const TIMEOUT: Duration = Duration::from_secs(5);
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(TIMEOUT))
-            .set_response_timeout(Some(TIMEOUT))
-            .set_max_delay(Duration::from_secs(1));
-        let connection = Client::open(url)
-            .and_then(|client| ConnectionManager::new_lazy_with_config(client, config))
-            .map_err(error)?;
-        Ok(Self::new(connection))
+        };
+        let connect = Arc::new(move || Box::pin(connect()) as _);
+        Ok(Self::new(RedisConnection::new(connect, runtime)))
     }
 }
 
@@ -81,8 +136,8 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// A store on a connection that you have made: a [`ConnectionManager`], or one to a cluster. It has to reconnect by
-    /// itself, and clones have to share it.
+    /// A store on a connection that you have made: one to a cluster, for instance. It has to reconnect by itself, also when a
+    /// server has become a replica, and clones have to share it.
     pub fn new(connection: C) -> Self {
         Self { connection }
     }
@@ -265,6 +320,13 @@ fn fingerprint(rest: &[u8]) -> Option<Fingerprint> {
 
 fn error(error: RedisError) -> StoreError {
     let refused = match error.kind() {
+        // One of many nodes, which sends us to others for their ids.
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
+            let advice = format!(
+                "the server is a node of a cluster: give `RedisStore::new` a connection to the cluster ({error})"
+            );
+            return StoreError::refused(advice);
+        }
         ErrorKind::InvalidClientConfig
         | ErrorKind::AuthenticationFailed
         | ErrorKind::UnexpectedReturnType

@@ -1,0 +1,210 @@
+//! The idempotency stores on servers that change their parts, and that refuse for a while.
+
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use reliable_consumer::idempotency::{Claim, Id, RedisStore, Store, StoreError, Update};
+use reliable_consumer_testing::{Name, Service, ServiceKind, own_service, unique};
+
+const LEASE: Duration = Duration::from_secs(60);
+/// How soon a store goes on where the new server is ready.
+const SOON: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn own(kind: ServiceKind) -> Option<Service> {
+    tokio::task::block_in_place(|| own_service(kind))
+}
+
+fn id(name: &str) -> Id {
+    Id::new("failover", &unique("test"), name)
+}
+
+/// A message that has been handled.
+async fn done(store: &impl Store, name: &str) -> Id {
+    let id = id(name);
+    let Claim::Claimed(token) = store.claim(&id, LEASE).await.expect("it answers") else {
+        panic!("it is new");
+    };
+    let update = store.complete(&id, &token, LEASE, None).await;
+    assert_eq!(update.expect("it answers"), Update::Applied);
+    id
+}
+
+/// Claims, as the records that come one after another do, until one is granted; each has a second.
+async fn granted_again(store: &impl Store, within: Duration) -> Duration {
+    let began = Instant::now();
+    loop {
+        let id = id("next");
+        let claim = tokio::time::timeout(Duration::from_secs(1), store.claim(&id, LEASE));
+        let error = match claim.await {
+            Ok(Ok(claim)) => {
+                assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
+                return began.elapsed();
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer within a second".to_owned(),
+        };
+        assert!(began.elapsed() < within, "not within {within:?}: {error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn refused(store: &impl Store) -> StoreError {
+    let claim = store.claim(&id("refused"), LEASE).await;
+    claim.expect_err("it is refused")
+}
+
+/// What an operator types.
+async fn redis_cli(connection: &mut MultiplexedConnection, line: &str) -> redis::Value {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a command"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    let answer = command.query_async(connection).await;
+    answer.unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+async fn operator(url: &str) -> MultiplexedConnection {
+    let client = redis::Client::open(url).expect("the url is well-formed");
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    connection.await.expect("it answers")
+}
+
+/// A master, its replica that has caught up, and a name that points to the master.
+async fn replicated_redis() -> Option<(Service, Service, Name)> {
+    let (master, replica) = (own(ServiceKind::Redis)?, own(ServiceKind::Redis)?);
+    let mut of_master = operator(master.url()).await;
+    redis_cli(&mut of_master, "CONFIG SET repl-diskless-sync-delay 0").await;
+    let mut of_replica = operator(replica.url()).await;
+    let follow = format!("REPLICAOF 127.0.0.1 {}", master.port());
+    redis_cli(&mut of_replica, &follow).await;
+    caught_up(&master).await;
+    let name = Name::of(master.port());
+    Some((master, replica, name))
+}
+
+async fn caught_up(master: &Service) {
+    let mut of_master = operator(master.url()).await;
+    let began = Instant::now();
+    while redis_cli(&mut of_master, "WAIT 1 1000").await != redis::Value::Int(1) {
+        assert!(began.elapsed() < PATIENCE, "the replica does not catch up");
+    }
+}
+
+fn through(name: &Name) -> RedisStore {
+    let url = format!("redis://127.0.0.1:{}/", name.port());
+    RedisStore::connect(&url).expect("the url is well-formed")
+}
+
+// P8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_became_a_replica_is_left_for_the_one_that_its_name_points_to_now() {
+    let Some((old, new, name)) = replicated_redis().await else {
+        return;
+    };
+    let store = through(&name);
+    let handled = done(&store, "handled").await;
+    redis_cli(&mut operator(old.url()).await, "SET reliable x").await;
+    caught_up(&old).await;
+
+    // The old one lives on, and keeps the connections that it has.
+    redis_cli(&mut operator(new.url()).await, "REPLICAOF NO ONE").await;
+    let follow = format!("REPLICAOF 127.0.0.1 {}", new.port());
+    redis_cli(&mut operator(old.url()).await, &follow).await;
+    let error = refused(&store).await;
+    assert!(error.is_transient(), "the name has not moved: {error}");
+    name.move_to(new.port());
+
+    granted_again(&store, SOON).await;
+    let claim = store.claim(&handled, LEASE).await.expect("it answers");
+    assert_eq!(claim, Claim::Done { fingerprint: None });
+}
+
+// P8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_is_gone_without_a_word_is_left_for_the_one_that_its_name_points_to_now() {
+    let Some((_old, new, name)) = replicated_redis().await else {
+        return;
+    };
+    let store = through(&name);
+    done(&store, "handled").await;
+    redis_cli(&mut operator(new.url()).await, "REPLICAOF NO ONE").await;
+    name.move_to(new.port());
+    name.cut_off();
+    granted_again(&store, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_does_not_find_its_replicas_may_have_been_replaced() {
+    let Some((old, new, name)) = replicated_redis().await else {
+        return;
+    };
+    let store = through(&name);
+    done(&store, "handled").await;
+    // Cut off from its replica, which has become the master of those who can reach it.
+    redis_cli(&mut operator(new.url()).await, "REPLICAOF NO ONE").await;
+    let mut of_old = operator(old.url()).await;
+    redis_cli(&mut of_old, "CONFIG SET min-replicas-to-write 1").await;
+    let error = refused(&store).await;
+    assert!(error.is_transient(), "{error}");
+    name.move_to(new.port());
+    granted_again(&store, SOON).await;
+}
+
+/// Whatever refuses the handshake, at first or later: once it is put right the store goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_refuses_the_handshake_for_a_while_is_used_when_it_has_been_put_right() {
+    let Some(redis) = own(ServiceKind::Redis) else {
+        return;
+    };
+    let mut operator = operator(redis.url()).await;
+    let at = |who: &str, database: &str| {
+        let url = format!("redis://{who}@127.0.0.1:{}/{database}", redis.port());
+        RedisStore::connect(&url).expect("the url is well-formed")
+    };
+    let mut cli = async |line: &str| drop(redis_cli(&mut operator, line).await);
+
+    // A user that is made later.
+    let late = at("late:secret", "");
+    assert!(!refused(&late).await.is_transient());
+    cli("ACL SETUSER late on >secret ~* +@all").await;
+    granted_again(&late, SOON).await;
+
+    // A password that is changed, and changed back.
+    cli("ACL SETUSER late resetpass >other").await;
+    cli("CLIENT KILL USER late").await;
+    let error = loop {
+        // The connection is lost first.
+        match late.claim(&id("lost"), LEASE).await {
+            Err(error) if error.is_transient() => {}
+            other => break other.expect_err("nobody gets in"),
+        }
+    };
+    assert!(error.to_string().contains("uthentication"), "{error}");
+    cli("ACL SETUSER late >secret").await;
+    granted_again(&late, SOON).await;
+
+    // A database that may not be chosen.
+    cli("ACL SETUSER limited on >secret ~* +@all -select").await;
+    let limited = at("limited:secret", "2");
+    assert!(!refused(&limited).await.is_transient());
+    cli("ACL SETUSER limited +select").await;
+    granted_again(&limited, SOON).await;
+}
+
+/// That passes by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_has_too_many_clients_is_waited_for() {
+    let Some(redis) = own(ServiceKind::Redis) else {
+        return;
+    };
+    let mut operator = operator(redis.url()).await;
+    redis_cli(&mut operator, "CONFIG SET maxclients 1").await;
+    let store = RedisStore::connect(redis.url()).expect("the url is well-formed");
+    let error = refused(&store).await;
+    assert!(error.is_transient(), "{error}");
+    redis_cli(&mut operator, "CONFIG SET maxclients 100").await;
+    granted_again(&store, SOON).await;
+}
