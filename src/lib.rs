@@ -196,9 +196,9 @@ mod spool;
 
 // The consumer.
 pub use consumer::{
-    BuildError, Builder, ConsumerHandle, Event, Events, Exhausted, HandleError, OutOfRange,
-    RebalanceListener, RedrivenForOthers, ReliableConsumer, Routes, Run, RunError, RunErrorKind,
-    StartPolicy, StuckRecord, TopicPartition,
+    BuildError, Builder, CommittedUnhandled, ConsumerHandle, Event, Events, Exhausted, HandleError,
+    OutOfRange, RebalanceListener, RedrivenForOthers, ReliableConsumer, Routes, Run, RunError,
+    RunErrorKind, StartPolicy, StuckRecord, TopicPartition,
 };
 pub use engine::{BreakerState, Guarantee, Ordering, OutageBreaker};
 pub use kafka::{OAuthToken, OAuthTokenProvider, PropertyError};

@@ -442,7 +442,8 @@ impl Builder {
     }
 
     /// How long a rebalance waits for handlers of partitions that are taken away. Default 10 s; never more than half
-    /// of `max.poll.interval.ms`, past which the group would throw this member out.
+    /// of `max.poll.interval.ms`, past which the group would throw this member out. At least once, what is not awaited comes
+    /// again with the next owner; [at most once](Guarantee::AtMostOnce) it is dead-lettered.
     pub fn drain_timeout(mut self, limit: Duration) -> Self {
         self.drain_timeout = limit;
         self

@@ -139,8 +139,32 @@ pub enum Event {
         /// Where it starts.
         start: i64,
     },
+    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): records were committed and are handled by nobody, since
+    /// their partition is gone or the run ends. Without a crash there are never more of them, in all partitions together,
+    /// than twice the [`concurrency`](super::Builder::concurrency).
+    CommittedUnhandled(CommittedUnhandled),
     /// This many events were not taken in time and are gone.
     Missed(u64),
+}
+
+/// Records that were committed and will not be handled. They are still in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommittedUnhandled {
+    /// Where they are.
+    pub partition: TopicPartition,
+    /// How many. Others between the first and the last have finished.
+    pub records: usize,
+    /// The lowest of their offsets.
+    pub first_offset: i64,
+    /// The highest.
+    pub last_offset: i64,
+    /// Of these, records whose handler runs: it may have had its effect, or have it yet.
+    pub running: usize,
+    /// Of these, records whose dead letter is on its way and was not acknowledged in time: it may arrive.
+    pub dead_lettering: usize,
+    /// Of these, records whose commit was not answered: if it was not applied, they come again.
+    pub in_doubt: usize,
 }
 
 /// A record that holds up its partition, or runs for very long.

@@ -85,7 +85,8 @@ impl ConsumerHandle {
     }
 
     /// Starts no more handlers for this topic and its [retry topics](crate::RetryTopics), in partitions that come later too. What runs goes on, the partitions
-    /// stay ours, and nothing more is read than fits into memory.
+    /// stay ours, and nothing more is read than fits into memory. [At most once](crate::Guarantee::AtMostOnce) what is committed
+    /// already is still handled.
     pub fn pause(&self, topic: impl Into<String>) -> Result<(), HandleError> {
         self.send(Control::Pause(Selection {
             topic: topic.into(),

@@ -17,7 +17,7 @@ pub(crate) use self::settings::{Settings, Subscription};
 pub use self::{
     builder::Builder,
     error::{BuildError, HandleError, RunError, RunErrorKind},
-    events::{Event, Events, RebalanceListener, StuckRecord, TopicPartition},
+    events::{CommittedUnhandled, Event, Events, RebalanceListener, StuckRecord, TopicPartition},
     handle::ConsumerHandle,
     routes::Routes,
     run::Run,

@@ -301,12 +301,15 @@ pub struct Report {
     /// Attempts that met an [`outage`](crate::outage), that of an idempotency store included: the record came again, and
     /// nothing counted against it.
     pub outages: u64,
-    /// Records whose handler was still running at the deadline; it was cancelled. They come again.
+    /// Records whose handler was still running at the deadline; at the end of the run it was cancelled. They come again,
+    /// except [at most once](crate::Guarantee::AtMostOnce).
     pub abandoned: u64,
-    /// Records read and not started, or waiting for a retry or a dead letter. They come again.
+    /// Records read and not started, or waiting for a retry or a dead letter. They come again, except those that were
+    /// committed [at most once](crate::Guarantee::AtMostOnce).
     pub unstarted: u64,
-    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): records that were committed and not handled. They do
-    /// not come again.
+    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): records that were committed and neither handled nor
+    /// dead-lettered. They do not come again. Each is told of when that is certain, by
+    /// [`Event::CommittedUnhandled`](crate::Event::CommittedUnhandled) and in the log.
     pub committed_unhandled: u64,
     /// Where each partition stood when it was given up.
     pub partitions: Vec<PartitionReport>,

@@ -215,10 +215,16 @@ pub enum FailureKind {
     /// Another message with the same id has been handled, by the [fingerprints](crate::idempotency::Idempotency::fingerprint)
     /// of their contents. The handler never saw it.
     IdConflict,
+    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): it was committed, and when its partition was given
+    /// away or the run ended there was no time left to handle it, or to try it again. Nobody else does.
+    OutOfTime,
+    /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): its handler was stopped in the middle, since its
+    /// partition was given away or the run ended. It may have had its effect.
+    Interrupted,
 }
 
 impl FailureKind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Permanent,
         Self::AttemptsExhausted,
         Self::Timeout,
@@ -229,6 +235,8 @@ impl FailureKind {
         Self::Untrusted,
         Self::KeyHeld,
         Self::IdConflict,
+        Self::OutOfTime,
+        Self::Interrupted,
     ];
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
@@ -236,7 +244,7 @@ impl FailureKind {
     }
 
     /// How it stands in the header: `permanent`, `attempts-exhausted`, `timeout`, `panic`, `undecodable`,
-    /// `crashed`, `stuck`, `untrusted`, `key-held` or `id-conflict`.
+    /// `crashed`, `stuck`, `untrusted`, `key-held`, `id-conflict`, `out-of-time` or `interrupted`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Permanent => "permanent",
@@ -249,6 +257,8 @@ impl FailureKind {
             Self::Untrusted => "untrusted",
             Self::KeyHeld => "key-held",
             Self::IdConflict => "id-conflict",
+            Self::OutOfTime => "out-of-time",
+            Self::Interrupted => "interrupted",
         }
     }
 }

@@ -8,6 +8,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::{BuildHasherDefault, Hasher},
+    mem,
 };
 
 /// Records of one key that go out together. Long turns save work for fast handlers; a slow one delays only its own key.
@@ -207,9 +208,11 @@ impl<R> Lanes<R> {
         match self {
             Self::Each { .. } => {}
             Self::One(line) => line.held = false,
+            // Of several records that were taken out of a lane together the first one to finish releases it.
             Self::Keyed(keyed) => {
-                keyed.lanes[lane as usize].held = false;
-                keyed.settle(lane);
+                if mem::take(&mut keyed.lanes[lane as usize].held) {
+                    keyed.settle(lane);
+                }
             }
         }
     }
@@ -251,6 +254,18 @@ impl<R> Lanes<R> {
                 let taken = keyed.nodes.iter().filter(|node| node.record.is_some());
                 taken.map(|node| node.seq).collect()
             }
+        }
+    }
+
+    /// Takes out all records that have not been handed over, in the order in which they came; each holds its lane.
+    pub(crate) fn take_queued(&mut self) -> Vec<(LaneId, Queued<R>)> {
+        match self {
+            Self::Each { ready, .. } => ready.drain(..).map(|queued| (0, queued)).collect(),
+            Self::One(line) => {
+                line.held |= !line.queue.is_empty();
+                line.queue.drain(..).map(|queued| (0, queued)).collect()
+            }
+            Self::Keyed(keyed) => keyed.take_queued(),
         }
     }
 
@@ -522,6 +537,26 @@ impl<R> Keyed<R> {
             !idle
         });
         self.idle = 0;
+    }
+
+    fn take_queued(&mut self) -> Vec<(LaneId, Queued<R>)> {
+        let mut taken = Vec::with_capacity(self.queued);
+        for lane in 0..self.lanes.len() {
+            let mut head = self.lanes[lane].head;
+            while head != NIL {
+                let (queued, next) = self.take_node(head);
+                taken.push((lane as LaneId, queued));
+                head = next;
+            }
+            let at = &mut self.lanes[lane];
+            if at.head != NIL {
+                (at.head, at.ready, at.held) = (NIL, false, true);
+            }
+        }
+        self.ready.clear();
+        self.queued = 0;
+        taken.sort_by_key(|(_, queued)| queued.seq);
+        taken
     }
 
     fn clear_queued(&mut self) {

@@ -34,7 +34,7 @@ pub(crate) use self::{
     budget::Budget,
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
-    partition::{Counts, OpenRecord, PartitionStatus},
+    partition::{Counts, Forfeited, OpenRecord, PartitionStatus},
     snapshot::{
         FinishedAbove, Identity, Inherited, LIMIT as SNAPSHOT_LIMIT, Marks, TopicSeen,
         decode as decode_snapshot, encode as encode_snapshot,
@@ -254,6 +254,8 @@ pub(crate) struct Engine<R, C> {
     breaker: Breaker,
     given_up: VecDeque<GivenUp<R, C>>,
     crashed: VecDeque<Crashed<R>>,
+    /// Records that were given up and have not ended, over all partitions.
+    setting_aside: usize,
     /// There may be partitions that are suspect, or whose first mark is on its way.
     attentive: bool,
     /// There may be partitions with records that are not due yet.
@@ -294,6 +296,7 @@ impl<R, C> Engine<R, C> {
             breaker,
             given_up: VecDeque::new(),
             crashed: VecDeque::new(),
+            setting_aside: 0,
             attentive: false,
             delays: false,
             spent: Vec::new(),
@@ -350,6 +353,48 @@ impl<R, C> Engine<R, C> {
         }
     }
 
+    /// At most once, of a partition that is given away: what waits for its next attempt and is due only after `by` is
+    /// given up with a cause that is told how often it has been tried; without a time all that waits, and nothing is handed
+    /// over any more. Asked again for as long as records come back from where they were.
+    pub(crate) fn cut(
+        &mut self,
+        owner: Ownership,
+        by: Option<Instant>,
+        cause: impl Fn(u32) -> C,
+    ) -> bool {
+        let Some(partition) = find_mut(&mut self.partitions, owner) else {
+            return false;
+        };
+        if !partition.commits_first() || partition.state == State::Running {
+            return false;
+        }
+        let mut waiting = self.schedule.take_of(owner, by);
+        if by.is_none() {
+            partition.state = State::Cut;
+            waiting.append(&mut partition.take_queued());
+            waiting.sort_by_key(|(_, queued)| queued.seq);
+        }
+        let any = !waiting.is_empty();
+        for (lane, queued) in waiting {
+            partition.give_up(queued.seq, self.breaker.clock(self.now));
+            self.setting_aside += 1;
+            self.given_up.push_back(GivenUp {
+                owner,
+                seq: queued.seq,
+                lane,
+                record: queued.record,
+                attempts: queued.attempts,
+                cause: cause(queued.attempts),
+            });
+        }
+        any
+    }
+
+    /// At most once: what nobody will handle if the ownership ends now.
+    pub(crate) fn forfeited(&self, owner: Ownership) -> Option<Forfeited> {
+        self.partition(owner)?.forfeited()
+    }
+
     /// Nothing of a draining partition is out any more: neither a handler nor a dead letter.
     pub(crate) fn is_drained(&self, owner: Ownership) -> bool {
         self.partition(owner).is_none_or(|partition| {
@@ -370,6 +415,7 @@ impl<R, C> Engine<R, C> {
             .expect("its status was read just now");
         self.free.push(owner.slot);
         self.owned -= 1;
+        self.setting_aside -= partition.given_up;
         self.bytes -= partition.bytes;
         self.went += partition.unfinished() as u64;
         self.turns_out -= partition.lanes.turns_out();
@@ -436,11 +482,30 @@ impl<R, C> Engine<R, C> {
             .min(left.max(least))
             .min(careful);
         if partition.commits_first() {
-            // What a crash can lose: as little as keeps the handlers busy.
-            let ahead = 2 * self.config.concurrency.max(FIRST_READ);
-            return room.min(ahead.saturating_sub(partition.committed_ahead()));
+            return room.min(self.room_ahead(partition, holds));
         }
         room
+    }
+
+    /// At most once: how many more records may be read, and so committed before they are handled, by all partitions
+    /// together. A crash loses as many as there are then: as few as keep the handlers busy, and while handlers fail no
+    /// more than can be tried again. What waits for another attempt counts twice: it is committed, and it keeps another one
+    /// from being committed for the handler that it will need.
+    fn room_ahead(&self, partition: &Partition<R>, holds: bool) -> usize {
+        let most = 2 * self.config.concurrency;
+        // While a dependency is down, one record is enough to probe with.
+        if holds && self.records() > self.setting_aside {
+            return 0;
+        }
+        let left = most.saturating_sub(self.records() + self.schedule.len());
+        match self.config.ordering {
+            // Handlers run beside each other only if each partition has its share.
+            Ordering::ByPartition => {
+                let share = (most / self.owned.max(1)).max(2);
+                left.min(share.saturating_sub(partition.unfinished()))
+            }
+            Ordering::ByKey | Ordering::Unordered => left,
+        }
     }
 
     /// Bytes and records that a partition may still take of the budgets, at least as far as it wants that much.
@@ -613,7 +678,14 @@ impl<R, C> Engine<R, C> {
             let Some(partition) = &mut self.partitions[at] else {
                 continue;
             };
-            if partition.paused || !partition.goes_on() || !partition.lanes.is_ready() {
+            // What is committed is handled, even if the user has paused its partition since: else it would keep others from
+            // being read for as long as the pause lasts.
+            let paused = partition.paused && !partition.commits_first();
+            if paused
+                || !partition.goes_on()
+                || partition.state == State::Cut
+                || !partition.lanes.is_ready()
+            {
                 continue;
             }
             // While permits are short, no partition takes the whole stock in one go.
@@ -685,6 +757,7 @@ impl<R, C> Engine<R, C> {
             partition.lanes.hold(job.lane);
             partition.report(job.lane);
             partition.give_up(job.seq, self.breaker.clock(self.now));
+            self.setting_aside += 1;
             self.crashed.push_back(Crashed {
                 owner: batch.owner,
                 seq: job.seq,
@@ -746,7 +819,7 @@ impl<R, C> Engine<R, C> {
     pub fn waits_for_reports(&self) -> bool {
         self.turns_out > 0
             && self.partitions.iter().flatten().any(|partition| {
-                partition.out > 0 && partition.state == State::Draining
+                partition.out > 0 && partition.state != State::Running
                     || partition.lanes.len() > 0
                     || self.room(partition.owner) == 0
             })
@@ -785,6 +858,13 @@ impl<R, C> Engine<R, C> {
         let clock = self.clock;
         if let Some(partition) = self.partition_mut(owner) {
             partition.started(seq, clock);
+        }
+    }
+
+    /// They were to start at once, and there was no handler free for them.
+    pub(crate) fn waiting(&mut self, owner: Ownership, seqs: &[u64]) {
+        if let Some(partition) = self.partition_mut(owner) {
+            seqs.iter().for_each(|seq| partition.waits(*seq));
         }
     }
 
@@ -903,6 +983,7 @@ impl<R, C> Engine<R, C> {
             }
             None => {
                 partition.give_up(job.seq, self.breaker.clock(self.now));
+                self.setting_aside += 1;
                 self.given_up.push_back(GivenUp {
                     owner,
                     seq: job.seq,
@@ -924,6 +1005,7 @@ impl<R, C> Engine<R, C> {
             return false;
         };
         partition.give_up(seq, self.breaker.clock(self.now));
+        self.setting_aside += 1;
         self.given_up.push_back(GivenUp {
             owner,
             seq,
@@ -946,6 +1028,7 @@ impl<R, C> Engine<R, C> {
             return;
         };
         partition.given_up -= 1;
+        self.setting_aside -= 1;
         if let Some(bytes) = partition.finish(seq, outcome) {
             self.bytes -= bytes;
             self.went += 1;
@@ -959,6 +1042,7 @@ impl<R, C> Engine<R, C> {
     pub(crate) fn abandon(&mut self, owner: Ownership) {
         if let Some(partition) = self.partition_mut(owner) {
             partition.given_up -= 1;
+            self.setting_aside -= 1;
         }
     }
 
@@ -1063,7 +1147,7 @@ impl<R, C> Engine<R, C> {
         let commit = Commit { entries };
         for entry in &commit.entries {
             if let Some(partition) = self.partition_mut(entry.owner) {
-                partition.beyond_snapshot = entry.cut;
+                partition.sent(entry);
             }
         }
         self.commit_in_flight = Some(commit.clone());

@@ -26,6 +26,8 @@ pub(crate) enum State {
     Running,
     /// To be given away: nothing is handed over any more.
     Draining,
+    /// The same at most once, when there is no time left to handle what is committed: [`Engine::cut`](super::Engine::cut).
+    Cut,
 }
 
 /// How the records of an ownership have ended so far.
@@ -126,9 +128,26 @@ pub(crate) struct PartitionStatus {
     pub(crate) suspects: usize,
     pub(crate) draining: bool,
     pub(crate) paused: bool,
+    /// Records whose handler runs. `running` counts those too that are on the way to one.
+    pub(crate) at_work: usize,
     /// Committed and not finished, under [`Guarantee::AtMostOnce`].
     pub(crate) committed_left: usize,
     pub(crate) counts: Counts,
+}
+
+/// At most once: records that were committed, or may have been, and will not be handled, where their ownership ends now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Forfeited {
+    /// All of them.
+    pub(crate) records: usize,
+    pub(crate) first_offset: i64,
+    pub(crate) last_offset: i64,
+    /// Those whose handler runs: it may have its effect all the same.
+    pub(crate) running: usize,
+    /// Those whose dead letter is on its way, and not acknowledged.
+    pub(crate) dead_lettering: usize,
+    /// Those whose commit was not answered: if it was not applied, they come again.
+    pub(crate) in_doubt: usize,
 }
 
 /// What is known of a delivered record beside its offset.
@@ -192,6 +211,8 @@ pub(crate) struct Partition<R> {
     /// Staged records that were dropped when the partition began to be given away, and the first of them.
     forgotten: usize,
     forgotten_from: Option<i64>,
+    /// At most once: how far the broker may have committed beyond its last word.
+    sent_to: Option<i64>,
     pub(crate) committed: Committed,
     pub(crate) counts: Counts,
     /// Bytes of unfinished records.
@@ -239,6 +260,7 @@ impl<R> Partition<R> {
             delayed: Delayed::new(),
             forgotten: 0,
             forgotten_from: None,
+            sent_to: None,
             committed: Committed::at(committed),
             counts: Counts::default(),
             bytes: 0,
@@ -444,6 +466,14 @@ impl<R> Partition<R> {
         self.lanes.report(lane)
     }
 
+    /// It is handed over, and has no handler yet.
+    pub(crate) fn waits(&mut self, seq: u64) {
+        if self.window.is_open(seq) {
+            let at = self.slot(seq);
+            self.slots[at].since &= !RUNNING;
+        }
+    }
+
     pub(crate) fn started(&mut self, seq: u64, clock: u32) {
         if self.window.is_open(seq) {
             let at = self.slot(seq);
@@ -549,11 +579,6 @@ impl<R> Partition<R> {
         self.staged.is_some()
     }
 
-    /// Records that wait for a commit, or are committed and not finished.
-    pub(crate) fn committed_ahead(&self) -> usize {
-        self.staged() + self.lanes.len() + self.out
-    }
-
     /// The broker has acknowledged this offset: what is below it may be handled.
     pub(crate) fn release(&mut self, committed: i64) {
         let Some(staged) = &mut self.staged else {
@@ -575,7 +600,9 @@ impl<R> Partition<R> {
 
     /// Drops what has not been handed over; but for records that are committed, or about to be by the commit in flight.
     pub(crate) fn drain(&mut self, in_flight: Option<i64>) {
-        self.state = State::Draining;
+        if self.state == State::Running {
+            self.state = State::Draining;
+        }
         match &mut self.staged {
             None => {
                 self.lanes.clear_queued();
@@ -590,6 +617,49 @@ impl<R> Partition<R> {
                 self.forgotten_from = first.or(self.forgotten_from);
                 self.forgotten += before - staged.len();
             }
+        }
+    }
+
+    /// Takes out what waits for a handler.
+    pub(crate) fn take_queued(&mut self) -> Vec<(LaneId, Queued<R>)> {
+        self.lanes.take_queued()
+    }
+
+    /// What its end now would leave to nobody.
+    pub(crate) fn forfeited(&self) -> Option<Forfeited> {
+        self.staged.as_ref()?;
+        let position = self.window.position()?;
+        let committed = self.not_taken_on().unwrap_or(position);
+        let sent = self.sent_to.unwrap_or(committed).max(committed);
+        let open = (self.window.passed()..self.window.delivered())
+            .filter(|seq| self.window.is_open(*seq))
+            .filter_map(|seq| Some((seq, self.window.offset(seq)?)))
+            .take_while(|(_, offset)| *offset < sent);
+        let mut forfeited = None;
+        for (seq, offset) in open {
+            let all = forfeited.get_or_insert(Forfeited {
+                records: 0,
+                first_offset: offset,
+                last_offset: offset,
+                running: 0,
+                dead_lettering: 0,
+                in_doubt: 0,
+            });
+            all.records += 1;
+            all.last_offset = offset;
+            let state = self.state_of(seq);
+            all.running += usize::from(state == RecordState::Running);
+            all.dead_lettering += usize::from(state == RecordState::DeadLettering);
+            all.in_doubt += usize::from(offset >= committed);
+        }
+        forfeited
+    }
+
+    /// A commit goes out.
+    pub(super) fn sent(&mut self, entry: &CommitEntry) {
+        self.beyond_snapshot = entry.cut;
+        if self.staged.is_some() {
+            self.sent_to = self.sent_to.max(Some(entry.offset));
         }
     }
 
@@ -643,6 +713,7 @@ impl<R> Partition<R> {
 
     pub(super) fn accepted(&mut self, commit: &CommitEntry) {
         self.committed.accepted(commit.offset, commit.version);
+        self.sent_to = None;
         self.suspects.accepted(commit, &mut self.version);
         self.release(commit.offset);
     }
@@ -657,7 +728,7 @@ impl<R> Partition<R> {
         if self.staged.is_some() {
             let offset = match self.state {
                 State::Running => self.window.position(),
-                State::Draining => self.not_taken_on().or(self.window.position()),
+                State::Draining | State::Cut => self.not_taken_on().or(self.window.position()),
             }?;
             let none = std::iter::empty();
             let topic = snapshot::encode(
@@ -724,6 +795,11 @@ impl<R> Partition<R> {
 
     pub fn status(&self, retrying: usize, now: Instant, clock: u32) -> PartitionStatus {
         let (unfinished, delayed) = (self.unfinished(), self.delayed.len());
+        let open = self.window.passed()..self.window.delivered();
+        let at_work = open
+            .filter(|_| self.out > 0)
+            .filter(|seq| self.window.is_open(*seq) && self.state_of(*seq) == RecordState::Running)
+            .count();
         let running = match self.ordering {
             Ordering::Unordered => self.out,
             Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out(),
@@ -736,6 +812,7 @@ impl<R> Partition<R> {
             held: self.window.held(),
             beyond_snapshot: self.beyond_snapshot,
             running,
+            at_work,
             queued: unfinished.saturating_sub(running + retrying + self.given_up + delayed),
             delayed,
             retrying,
@@ -751,7 +828,7 @@ impl<R> Partition<R> {
                 )
             }),
             suspects: self.suspects.count(),
-            draining: self.state == State::Draining,
+            draining: self.state != State::Running,
             paused: self.paused,
             committed_left: self.committed_left(),
             counts: self.counts,

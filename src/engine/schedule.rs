@@ -106,6 +106,34 @@ impl<R> Schedule<R> {
         Some((lane, queued))
     }
 
+    /// Takes out what waits for this partition and is due after `by`, or all of it, what is due first in front.
+    pub(crate) fn take_of(
+        &mut self,
+        owner: Ownership,
+        by: Option<Instant>,
+    ) -> Vec<(LaneId, Queued<R>)> {
+        let wanted =
+            |waiting: &Waiting<R>| waiting.owner == owner && by.is_none_or(|by| waiting.due > by);
+        if !self.waiting.iter().any(wanted) {
+            return Vec::new();
+        }
+        let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_sorted_vec()
+            .into_iter()
+            .rev()
+            .partition(wanted);
+        self.waiting = kept.into();
+        let taken = taken.into_iter();
+        taken
+            .map(|waiting| (waiting.lane, waiting.queued))
+            .collect()
+    }
+
+    /// How many wait, of all partitions.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     pub(crate) fn count(&self, owner: Ownership) -> usize {
         self.waiting
             .iter()

@@ -16,9 +16,23 @@ pub enum Guarantee {
     /// default.
     #[default]
     AtLeastOnce,
-    /// A record is committed, and the commit acknowledged, before its handler is called: a crash may lose it, it never
-    /// comes again. Failed attempts are still retried within the process. The shutdown's report counts what was
-    /// committed and not handled.
+    /// A record is committed, and the commit acknowledged, before its handler is called: it never comes again. Failed
+    /// attempts are still retried within the process.
+    ///
+    /// No more than twice [`concurrency`](crate::Builder::concurrency) records are committed and not finished at a time, in
+    /// all partitions together; a record that waits for a retry counts twice, so that handlers which fail stop the reading.
+    ///
+    /// - A crash, or [`stop_now`](crate::ConsumerHandle::stop_now), loses those, that many at most.
+    /// - A rebalance or a shutdown handles them. What cannot be handled, or tried again, within
+    ///   [`drain_timeout`](crate::Builder::drain_timeout) or [`shutdown_timeout`](crate::Builder::shutdown_timeout) goes to the
+    ///   [dead-letter topic](crate::Builder::dead_letter), as [`OutOfTime`](crate::FailureKind::OutOfTime), and handlers that
+    ///   still run are stopped and their records dead-lettered as [`Interrupted`](crate::FailureKind::Interrupted): they may
+    ///   have had their effect. For dead letters the last 2 s of that time are kept, or half of it if that is less.
+    /// - Whatever is neither handled nor dead-lettered, where there is no dead-letter topic or it did not acknowledge in
+    ///   time, is told of then, by [`Event::CommittedUnhandled`](crate::Event::CommittedUnhandled) and in the log, and counted
+    ///   in [`Report::committed_unhandled`](crate::Report::committed_unhandled).
+    ///
+    /// What is committed is handled also if its partition is [paused](crate::ConsumerHandle::pause) meanwhile.
     AtMostOnce,
 }
 

@@ -145,7 +145,7 @@ where
             Batch {
                 owner,
                 jobs: mut buffer,
-                beyond,
+                mut beyond,
             },
         mut done,
         fence,
@@ -165,6 +165,7 @@ where
     let mut slot: Slot<F> = Box::pin(None);
     let wanted = || !fence.is_closed() && !context.recall.has_called(issue);
     if !context.permits.try_take() {
+        report_waiting(context, owner, jobs.as_slice(), &mut beyond);
         context.reports.wake_if_wanted();
         if !context.permits.take(wanted).await {
             outcomes.not_started.extend(jobs);
@@ -235,6 +236,7 @@ where
                 if jobs.len() == 0 {
                     return outcomes.report(context);
                 }
+                report_waiting(context, owner, jobs.as_slice(), &mut beyond);
                 outcomes.report(context);
                 if !context.permits.take(wanted).await {
                     outcomes.not_started.extend(jobs);
@@ -247,6 +249,17 @@ where
     drop(jobs);
     outcomes.spent = buffer;
     outcomes.report_quietly(context);
+}
+
+/// Says that jobs wait which are taken to be with their handlers. From then on each start is reported.
+fn report_waiting(context: &Context, owner: Ownership, jobs: &[Job<Record>], beyond: &mut bool) {
+    // Where there is a store, every start is reported anyway.
+    if mem::replace(beyond, true) || context.claims.is_some() {
+        return;
+    }
+    let seqs = jobs.iter().map(|job| job.seq).collect();
+    let report = Report::Waiting { owner, seqs };
+    context.reports.send_quietly(report);
 }
 
 /// Splits what one executor was too slow for, so that others can share it. Turns stay whole.

@@ -22,6 +22,8 @@ pub(crate) struct Fence {
     /// Records that are not to finish any more, by sequence; and whether there are any.
     condemned: Mutex<Vec<u64>>,
     condemns: AtomicBool,
+    /// No handler of this ownership is awaited any longer.
+    interrupts: AtomicBool,
     /// Told when it was closed, or a record condemned.
     told: Notify,
 }
@@ -44,6 +46,16 @@ impl Fence {
         drop(condemned);
         self.condemns.store(true, Ordering::Release);
         self.told.notify_waiters();
+    }
+
+    /// At most once: handlers that run are dropped, so that their records can be set aside in time.
+    pub(crate) fn interrupt(&self) {
+        self.interrupts.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupts.load(Ordering::Acquire)
     }
 
     pub(super) fn is_condemned(&self, seq: u64) -> bool {

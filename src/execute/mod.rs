@@ -71,6 +71,33 @@ impl Cause {
             dead_letter_topic: None,
         }
     }
+
+    /// At most once, no time is left for a record that was called so often.
+    pub(crate) fn out_of_time(attempts: u32) -> Self {
+        let message = match attempts {
+            0 => "it was committed and could not be handled before its partition was given away or the run ended".into(),
+            _ => format!(
+                "it was committed, and after {attempts} attempts there was no time for another one before its partition \
+                 was given away or the run ended"
+            ),
+        };
+        Self {
+            kind: FailureKind::OutOfTime,
+            message,
+            dead_letter_topic: None,
+        }
+    }
+
+    /// At most once, no time is left for a handler that runs.
+    fn interrupted() -> Self {
+        Self {
+            kind: FailureKind::Interrupted,
+            message: "its handler was stopped when its partition was given away or the run ended; it may have had its \
+                      effect"
+                .into(),
+            dead_letter_topic: None,
+        }
+    }
 }
 
 /// A batch on its way to an executor.
@@ -112,6 +139,9 @@ pub(crate) enum Report {
     },
     /// The handler of this record has been started, or says that it gets on.
     Progress { owner: Ownership, seq: u64 },
+    /// These were taken to start at once, and there was no permit for them: whoever ran on after the end of an earlier
+    /// ownership has them.
+    Waiting { owner: Ownership, seqs: Vec<u64> },
     /// What was sent of a record that was given up is safe: the broker has acknowledged it, or it is in the spool.
     SetAside {
         owner: Ownership,
@@ -180,6 +210,8 @@ pub(crate) struct Context {
     pub(crate) reports: Reports,
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) stuck_limit: Option<Duration>,
+    /// Handlers may be stopped in the middle, see [`Fence::interrupt`].
+    pub(crate) interrupts: bool,
     /// The consumer's policy, where a classifier changes only a part of it.
     pub(crate) retry: Arc<Retry>,
     pub(crate) classifier: Option<Arc<dyn Classifier>>,

@@ -42,6 +42,8 @@ pub(super) enum Attempted {
     TimedOut(Duration),
     /// It was not over when the record had held up its partition for this long.
     Stuck(Duration),
+    /// It was not over when its partition was given away, at most once.
+    Interrupted,
     /// It does not belong into the retry topic where it was found, for this reason.
     Untrusted(String),
     /// A record of its key was set aside.
@@ -230,6 +232,10 @@ pub(super) fn judge(
         }
         Attempted::Stuck(limit) => {
             let cause = Cause::stuck(limit);
+            (cause.kind, AfterFailure::GiveUp, cause.message, None)
+        }
+        Attempted::Interrupted => {
+            let cause = Cause::interrupted();
             (cause.kind, AfterFailure::GiveUp, cause.message, None)
         }
         Attempted::Untrusted(reason) => {
@@ -507,7 +513,7 @@ fn report_not_started(context: &Context, owner: Ownership, not_started: Vec<Job<
     });
 }
 
-/// Runs a handler to its end, or until its record has held up its partition for too long.
+/// Runs a handler to its end, or until its record has held up its partition for too long, or nobody waits any longer.
 async fn finish<F: Future<Output = Attempted>>(
     slot: &mut Slot<F>,
     context: &Context,
@@ -517,18 +523,23 @@ async fn finish<F: Future<Output = Attempted>>(
     // With a store the time of the handler alone is taken, inside of the attempt.
     let limit = context.handler_timeout.filter(|_| context.claims.is_none());
     let in_time = finish_in_time(slot, limit);
-    let Some(limit) = context.stuck_limit else {
+    if context.stuck_limit.is_none() && !context.interrupts {
         return in_time.await;
-    };
+    }
+    let limit = context.stuck_limit.unwrap_or_default();
+    let stopped = |fence: &Fence| fence.is_condemned(seq) || fence.is_interrupted();
     // The handler is polled first: it has been told as well, and may have something to put in order.
     let attempted = tokio::select! {
         biased;
         attempted = in_time => attempted,
-        () = fence.wait_until(|fence| fence.is_condemned(seq)) => Attempted::Stuck(limit),
+        () = fence.wait_until(stopped) => match fence.is_condemned(seq) {
+            true => Attempted::Stuck(limit),
+            false => Attempted::Interrupted,
+        },
     };
     match attempted {
         Attempted::Handled | Attempted::Filtered | Attempted::Duplicate => {}
-        Attempted::Stuck(_) => empty(slot),
+        Attempted::Stuck(_) | Attempted::Interrupted => empty(slot),
         // Not to be tried again, whatever it says now.
         _ if fence.is_condemned(seq) => return Attempted::Stuck(limit),
         _ => {}

@@ -8,10 +8,14 @@ use std::{
 
 use super::pump::{Held, Pump};
 use crate::{
-    consumer::PartitionReport,
-    engine::{self, Counts, Guarantee, Ownership, RecordState},
+    consumer::{CommittedUnhandled, Event, PartitionReport, TopicPartition},
+    engine::{self, Counts, Forfeited, Guarantee, Ownership, RecordState},
+    execute::Cause,
     record::Source,
 };
+
+/// Of a drain's time, what is kept for dead letters where records do not come again.
+const DEAD_LETTERS: Duration = Duration::from_secs(2);
 
 impl Pump {
     pub(super) fn owners(&self) -> Vec<Ownership> {
@@ -62,19 +66,23 @@ impl Pump {
     ) {
         // Between the group's question and our answer only the last commit of these partitions is sent.
         self.engine.hold_commits(true);
+        let began = Instant::now();
         self.begin_drain(owners, until);
         loop {
             let worked = self.step(consumer);
             let now = Instant::now();
+            // A run that is to end may have less time than that.
+            let until = self.stop.map_or(until, |stop| until.min(stop.drain));
+            let cut = self.cut(owners, began, until);
             if owners.iter().all(|owner| self.engine.is_drained(*owner)) {
                 return;
             }
-            // A run that is to end may have less time than that.
-            let until = self.stop.map_or(until, |stop| until.min(stop.drain));
             if now >= until {
+                // At most once there is more to say, see `tell_of_forfeited`.
+                let comes_again = self.settings.engine.guarantee == Guarantee::AtLeastOnce;
                 for owner in owners
                     .iter()
-                    .filter(|owner| !self.engine.is_drained(**owner))
+                    .filter(|owner| comes_again && !self.engine.is_drained(**owner))
                 {
                     let source = self.source(*owner);
                     tracing::warn!(
@@ -87,9 +95,88 @@ impl Pump {
             }
             if !worked {
                 let wake = self.sleep().min(until - now);
-                thread::park_timeout(wake);
+                thread::park_timeout(cut.map_or(wake, |cut| wake.min(cut)));
             }
         }
+    }
+
+    /// At most once, what is committed is handled before its partition goes, or set aside: nobody else does either. Of the
+    /// time that a drain has, the last part is kept for dead letters; what waits for longer than that is set aside at once.
+    /// Returns how long it is until then.
+    pub(super) fn cut(
+        &mut self,
+        owners: &[Ownership],
+        began: Instant,
+        until: Instant,
+    ) -> Option<Duration> {
+        if self.settings.engine.guarantee == Guarantee::AtLeastOnce {
+            return None;
+        }
+        let now = Instant::now();
+        let time = until.saturating_duration_since(began);
+        let dead_letters = match self.settings.dead_letter {
+            Some(_) => DEAD_LETTERS.min(time / 2),
+            None => Duration::ZERO,
+        };
+        let by = until - dead_letters;
+        let waits = (now < by).then_some(by);
+        if waits.is_none() {
+            self.close_fences(owners, now);
+            self.take_back();
+        }
+        if self.settings.dead_letter.is_none() {
+            return None;
+        }
+        let mut any = false;
+        for owner in owners {
+            any |= self.engine.cut(*owner, waits, Cause::out_of_time);
+            if let (None, Some(held)) = (waits, &self.held[owner.slot()]) {
+                held.fence.interrupt();
+            }
+        }
+        if any {
+            self.give_up();
+        }
+        waits.map(|by| by.saturating_duration_since(now))
+    }
+
+    /// At most once: what was committed and is handled by nobody, at the moment at which that is certain.
+    fn tell_of_forfeited(&mut self, owner: Ownership) {
+        let Some(forfeited) = self.engine.forfeited(owner) else {
+            return;
+        };
+        let Forfeited {
+            records,
+            first_offset,
+            last_offset,
+            running,
+            dead_lettering,
+            in_doubt,
+        } = forfeited;
+        let partition = TopicPartition::of(self.source(owner));
+        tracing::warn!(
+            topic = %partition.topic,
+            partition = partition.partition,
+            records,
+            first_offset,
+            last_offset,
+            running,
+            dead_lettering,
+            in_doubt,
+            "at most once: records were committed and will not be handled, since their partition is gone or the run ends: \
+             look at them in the log, raise `drain_timeout` or `shutdown_timeout`, and set a dead-letter topic if there \
+             is none"
+        );
+        self.report.committed_unhandled += records as u64;
+        self.tell(Event::CommittedUnhandled(CommittedUnhandled {
+            partition,
+            records,
+            first_offset,
+            last_offset,
+            running,
+            dead_lettering,
+            in_doubt,
+        }));
     }
 
     /// Commits what is finished, waiting for the answer until then, and ends the ownerships.
@@ -151,6 +238,7 @@ impl Pump {
 
     /// Ends an ownership at once: what is out for it is out for nobody.
     pub(super) fn end(&mut self, owner: Ownership) {
+        self.tell_of_forfeited(owner);
         let Some(held) = self.held[owner.slot()].take() else {
             return;
         };
@@ -165,12 +253,20 @@ impl Pump {
             } = &*held.source;
             self.left_paused.push((Arc::clone(topic), *partition));
         }
-        // The next owner sends it: two would make two dead letters, and during an outage ever more would wait.
+        // The next owner sends it: two would make two dead letters, and during an outage ever more would wait. At most once
+        // there is no next owner, so some go on.
+        let most = match self.settings.engine.guarantee {
+            Guarantee::AtLeastOnce => 0,
+            Guarantee::AtMostOnce => 2 * self.settings.engine.concurrency,
+        };
+        let mut left = self.dead_letters.len();
         self.dead_letters.retain(|(sender, task)| {
-            if *sender == owner {
+            let kept = *sender != owner || left <= most;
+            if !kept {
                 task.abort();
             }
-            *sender != owner
+            left -= 1;
+            kept
         });
         if let Some(last) = self.engine.end(owner) {
             self.add_to_report(&held.source, last);
@@ -203,10 +299,9 @@ impl Pump {
         report.retried += retried;
         report.postponed += postponed;
         report.outages += outages;
-        report.committed_unhandled += last.committed_left as u64;
-        report.abandoned += last.running as u64;
-        report.unstarted +=
-            (last.queued + last.delayed + last.retrying + last.dead_lettering) as u64;
+        let waiting = last.running + last.queued + last.delayed + last.retrying;
+        report.abandoned += last.at_work as u64;
+        report.unstarted += (waiting + last.dead_lettering - last.at_work) as u64;
         let Source {
             topic, partition, ..
         } = source;
@@ -224,7 +319,7 @@ impl Pump {
     /// Where handlers are at work, and how many.
     pub(super) fn handlers_at_work(&self) -> impl Iterator<Item = (&Held, usize)> {
         let held = self.held.iter().flatten();
-        held.filter_map(|held| Some((held, self.engine.status(held.owner)?.running)))
+        held.filter_map(|held| Some((held, self.engine.status(held.owner)?.at_work)))
             .filter(|(_, running)| *running > 0)
     }
 

@@ -43,7 +43,7 @@ use crate::{
         Event, RedrivenForOthers, Report as RunReport, RunError, RunErrorKind, Settings, Status,
     },
     dead_letter::Publisher,
-    engine::{AfterFailure, Config, Engine, FinishedAbove, Identity, Ownership},
+    engine::{AfterFailure, Config, Engine, FinishedAbove, Guarantee, Identity, Ownership},
     execute::{
         self, Cause, Context, Done, Drive, Fence, MOST_AHEAD, Permits, Places, Queue, Recall,
         Report, Reports, Work,
@@ -255,9 +255,11 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
 /// Drains, commits, and leaves the group, within the time that was given.
 fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     let lock = || consumer.context().lock();
+    let began;
     {
         let mut pump = lock();
         let (owners, until) = (pump.owners(), pump.deadline().drain);
+        began = Instant::now();
         pump.begin_drain(&owners, until);
         let handlers = pump
             .handlers_at_work()
@@ -276,14 +278,14 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         let mut pump = lock();
         let worked = pump.step(consumer) || more;
         // Looked up each time: a shorter time may be given meanwhile.
-        let left = pump
-            .deadline()
-            .drain
-            .saturating_duration_since(Instant::now());
+        let until = pump.deadline().drain;
+        let owners = pump.owners();
+        let cut = pump.cut(&owners, began, until);
+        let left = until.saturating_duration_since(Instant::now());
         if pump.drained() || left.is_zero() {
             break;
         }
-        let sleep = pump.sleep();
+        let sleep = pump.sleep().min(cut.unwrap_or(left));
         drop(pump);
         if !worked {
             thread::park_timeout(sleep.min(left));
@@ -294,7 +296,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     loop {
         let mut pump = lock();
         // What finished at the last moment.
-        pump.take_reports();
+        while pump.take_reports() {}
         let owners = pump.owners();
         let until = pump.deadline().commit;
         if pump.commit_all(&owners, until) || Instant::now() >= pump.deadline().commit {
@@ -575,6 +577,7 @@ impl Pump {
             reports: send_report.clone(),
             handler_timeout: settings.handler_timeout,
             stuck_limit: settings.stuck_limit,
+            interrupts: settings.engine.guarantee == Guarantee::AtMostOnce,
             retry: Arc::clone(retry),
             classifier: settings.classifier.clone(),
             filter: settings.filter.clone(),
@@ -806,6 +809,7 @@ impl Pump {
                     }
                 }
                 Report::Progress { owner, seq } => self.engine.started(owner, seq),
+                Report::Waiting { owner, seqs } => self.engine.waiting(owner, &seqs),
                 Report::SetAside {
                     owner,
                     seq,

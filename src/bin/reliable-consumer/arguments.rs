@@ -243,7 +243,7 @@ pub struct Filter {
     pub origin: Vec<String>,
 
     /// Why it was given up: permanent, attempts-exhausted, timeout, panic, undecodable, crashed, stuck, untrusted,
-    /// key-held, id-conflict; or the class of an exception, with its package or without. Case matters. May be repeated
+    /// key-held, id-conflict, out-of-time, interrupted; or the class of an exception, with its package or without. Case matters. May be repeated
     #[arg(long, value_name = "KIND")]
     pub kind: Vec<String>,
 

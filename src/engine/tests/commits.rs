@@ -448,22 +448,6 @@ fn at_most_once_nothing_is_handed_over_before_its_commit_is_acknowledged() {
 }
 
 #[test]
-fn at_most_once_little_is_committed_ahead_of_the_handlers() {
-    let mut world = at_most_once(Ordering::Unordered);
-    let owner = world.assign(0);
-    let mut offset = 0;
-    while world.engine.room(owner) > 0 {
-        world.receive(owner, offset, None);
-        offset += 1;
-        world.commit_all();
-    }
-    assert!(
-        offset <= 32,
-        "{offset} records were committed with no handler started"
-    );
-}
-
-#[test]
 fn at_most_once_a_drain_handles_what_is_committed_and_drops_what_is_not() {
     let mut world = at_most_once(Ordering::ByPartition);
     let owner = world.partition(0..5);
@@ -493,20 +477,6 @@ fn at_most_once_a_drain_handles_what_is_committed_and_drops_what_is_not() {
     assert_eq!(world.engine.final_commit(&[owner], false), None);
     let last = world.engine.end(owner).unwrap();
     assert_eq!((last.committed, last.committed_left), (Some(8), 0));
-}
-
-#[test]
-fn at_most_once_a_drain_handles_what_is_committed_in_a_paused_partition_too() {
-    let mut world = at_most_once(Ordering::ByPartition);
-    let owner = world.partition(0..5);
-    world.commit_all();
-    world.engine.set_paused(owner, true);
-    world.hand_over();
-    assert!(world.turns.is_empty(), "paused");
-    world.engine.drain(owner);
-    world.finish_all();
-    assert_eq!(world.handled, [0, 1, 2, 3, 4]);
-    assert!(world.engine.is_drained(owner));
 }
 
 #[test]

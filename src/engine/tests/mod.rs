@@ -1,5 +1,6 @@
 //! A world around an engine: partitions that the test fills, handlers that it plays, and a clock that it moves.
 
+mod ahead;
 mod bounds;
 mod breaker;
 mod commits;

@@ -120,6 +120,7 @@ impl Process {
             reports: Reports::new(mpsc::channel().0, thread::current()),
             handler_timeout: Some(LEASE * 4),
             stuck_limit: None,
+            interrupts: false,
             retry: Arc::default(),
             classifier: None,
             filter: None,

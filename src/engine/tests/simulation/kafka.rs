@@ -120,6 +120,8 @@ pub(super) struct Tenure {
     blamed: Vec<i64>,
     /// It began where nobody had committed anything, and has committed nothing yet.
     owes_start: bool,
+    /// At most once: between which offsets its owner has said, at its end, that records are committed and not handled.
+    told: Option<Option<(i64, i64)>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,6 +226,8 @@ pub(super) struct Counts {
     pub(super) closed: u64,
     pub(super) recalled: u64,
     pub(super) delayed: u64,
+    pub(super) out_of_time: u64,
+    pub(super) interrupted: u64,
 }
 
 impl Counts {
@@ -234,7 +238,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 29] {
+    fn all_mut(&mut self) -> [&mut u64; 31] {
         let Self {
             records,
             started,
@@ -265,6 +269,8 @@ impl Counts {
             closed,
             recalled,
             delayed,
+            out_of_time,
+            interrupted,
         } = self;
         [
             records,
@@ -296,6 +302,8 @@ impl Counts {
             closed,
             recalled,
             delayed,
+            out_of_time,
+            interrupted,
         ]
     }
 
@@ -692,6 +700,7 @@ impl Kafka {
             noted: None,
             blamed,
             owes_start: log.committed.as_ref().map(|committed| committed.offset) != Some(start),
+            told: None,
         });
         if log.owner == Some(process) {
             log.current = Some(tenure);
@@ -794,11 +803,44 @@ impl Kafka {
             return;
         }
         let mut count = 0;
+        let told = self.tenures[tenure].told;
         for entry in self.committed_and_not_finished(tenure) {
+            let said = told.is_none_or(|told| {
+                told.is_some_and(|(first, last)| (first..=last).contains(&entry.offset))
+            });
+            assert!(
+                said,
+                "offset {} is committed, handled by nobody, and its owner has told of {told:?}",
+                entry.offset
+            );
             count += u64::from(!entry.forfeited);
             entry.forfeited = true;
         }
         self.counts.forfeited += count;
+    }
+
+    /// At most once: which records an owner says that nobody will handle, where it is still there to say something.
+    pub(super) fn tells_forfeited(&mut self, tenure: usize, offsets: Option<(i64, i64)>) {
+        self.tenures[tenure].told = Some(offsets);
+    }
+
+    /// At most once: how many records are committed and have not finished.
+    pub(super) fn ahead(&self, tenure: usize) -> usize {
+        let Tenure {
+            partition,
+            epoch,
+            start,
+            read_to,
+            committed,
+            ..
+        } = self.tenures[tenure];
+        let log = &self.logs[partition];
+        let taken_on = start..read_to.min(committed);
+        let ahead = log
+            .entries
+            .iter()
+            .filter(|entry| taken_on.contains(&entry.offset) && entry.finished_in.is_empty());
+        if epoch == log.epoch { ahead.count() } else { 0 }
     }
 
     /// What an owner says at its end, where it is still there to say something: how many records it had committed and

@@ -55,7 +55,7 @@ enum Report {
     Batch {
         owner: Ownership,
         done: Vec<Done>,
-        failed: Vec<Failed<Record, ()>>,
+        failed: Vec<Failed<Record, Why>>,
         not_started: Vec<Job<Record>>,
     },
     One {
@@ -66,9 +66,19 @@ enum Report {
     DeadLettered(Ownership, Done),
 }
 
+/// Why a record is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Failed,
+    /// At most once, it could not be handled in time.
+    OutOfTime,
+    /// At most once, its handler was stopped.
+    Interrupted,
+}
+
 struct Letter {
     tenure: usize,
-    given_up: GivenUp<Record, ()>,
+    given_up: GivenUp<Record, Why>,
     acknowledged: Instant,
 }
 
@@ -81,6 +91,8 @@ enum Phase {
     },
     Draining {
         owners: Vec<Ownership>,
+        /// At most once: from when on nothing is handled any more, but set aside.
+        cut: Option<Instant>,
         until: Instant,
         commit_until: Instant,
     },
@@ -95,7 +107,7 @@ pub(super) struct Member {
     pub(super) process: u32,
     /// Of a static member.
     pub(super) instance: Option<u32>,
-    engine: Engine<Record, ()>,
+    engine: Engine<Record, Why>,
     held: Vec<Option<Held>>,
     queue: VecDeque<Work>,
     turns: Vec<Turn>,
@@ -525,16 +537,23 @@ impl Member {
             }
             Phase::Draining {
                 owners,
+                cut,
                 until,
                 commit_until,
             } => {
                 self.step(kafka, setup, now, random);
+                if let Some(at) = cut {
+                    self.cut(&owners, at, setup, kafka, now, random);
+                }
                 let drained = owners.iter().all(|owner| self.engine.is_drained(*owner));
                 assert!(
                     drained || setup.at_most_once() || self.is_at_work_for(&owners),
                     "a drain waits for nothing"
                 );
                 self.phase = if drained || now >= until {
+                    if cut.is_some_and(|cut| now >= cut) {
+                        self.assert_nothing_waits(&owners);
+                    }
                     if self.leaving {
                         self.abort(kafka, random);
                     }
@@ -546,13 +565,86 @@ impl Member {
                 } else {
                     Phase::Draining {
                         owners,
+                        cut,
                         until,
                         commit_until,
                     }
                 };
             }
         }
-        self.check(setup);
+        self.check(setup, kafka);
+    }
+
+    /// At most once, what cannot be handled in time is set aside.
+    fn cut(
+        &mut self,
+        owners: &[Ownership],
+        at: Instant,
+        setup: &Setup,
+        kafka: &mut Kafka,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        let waits = (now < at).then_some(at);
+        if waits.is_none() {
+            for owner in owners {
+                kafka.tenures[self.tenure(*owner)].fenced = true;
+            }
+            self.take_back(kafka);
+            for at in (0..self.turns.len()).rev() {
+                if owners.contains(&self.turns[at].owner) {
+                    let turn = self.turns.swap_remove(at);
+                    self.interrupt(turn, kafka, random);
+                }
+            }
+        }
+        for owner in owners {
+            self.engine.cut(*owner, waits, |_| Why::OutOfTime);
+        }
+        self.give_up(setup, kafka, now, random);
+    }
+
+    /// A handler is dropped in the middle. It may have done its work.
+    fn interrupt(&mut self, turn: Turn, kafka: &mut Kafka, random: &mut Random) {
+        let Turn {
+            owner,
+            tenure,
+            job,
+            followers,
+            ..
+        } = turn;
+        kafka.counts.interrupted += 1;
+        kafka.stopped(tenure, job.record);
+        if !kafka.dependency_is_down() && random.chance(300) {
+            kafka.finished(tenure, job.record, Outcome::Handled);
+        }
+        let failed = Failed {
+            job,
+            then: AfterFailure::GiveUp,
+            cause: Why::Interrupted,
+        };
+        self.reports.push_back(Report::Batch {
+            owner,
+            done: Vec::new(),
+            failed: vec![failed],
+            not_started: followers.into(),
+        });
+    }
+
+    /// Whatever was committed has been handled or is on its way to the dead-letter topic.
+    fn assert_nothing_waits(&self, owners: &[Ownership]) {
+        if !self.reports.is_empty() {
+            return;
+        }
+        for owner in owners {
+            if let Some(left) = self.engine.forfeited(*owner) {
+                assert_eq!(
+                    left.records,
+                    left.dead_lettering + left.in_doubt,
+                    "a drain has cut {left:?}, and some of them were not set aside"
+                );
+            }
+        }
     }
 
     fn is_at_work_for(&self, owners: &[Ownership]) -> bool {
@@ -594,14 +686,9 @@ impl Member {
             self.is_admitted(&batch, state, setup, now);
             let tenure = self.tenure(batch.owner);
             let partition = self.partition_of(batch.owner);
-            // At most once, what is committed when the partition goes is handled here or nowhere.
-            let last_chance = setup.at_most_once()
-                && self
-                    .engine
-                    .status(batch.owner)
-                    .is_some_and(|it| it.draining);
+            // At most once, what is committed is handled also if its partition has been paused since.
             assert!(
-                last_chance || !self.paused.contains(&partition),
+                setup.at_most_once() || !self.paused.contains(&partition),
                 "partition {partition} is paused, and something of it is handed over"
             );
             self.queue.push_back(Work {
@@ -612,6 +699,14 @@ impl Member {
         }
         self.assert_somebody_probes(setup, now);
         self.holds = self.engine.breaker().holds();
+        self.give_up(setup, kafka, now, random);
+        self.take_answer(now);
+        if let Some(commit) = self.engine.next_commit() {
+            self.send(commit, false, kafka, now, random);
+        }
+    }
+
+    fn give_up(&mut self, setup: &Setup, kafka: &mut Kafka, now: Instant, random: &mut Random) {
         while let Some(given_up) = self.next_given_up(kafka) {
             let GivenUp {
                 owner,
@@ -634,17 +729,19 @@ impl Member {
                 self.engine.settle(owner, seq, lane, Outcome::Dropped);
             }
         }
-        self.take_answer(now);
-        if let Some(commit) = self.engine.next_commit() {
-            self.send(commit, false, kafka, now, random);
-        }
     }
 
-    fn next_given_up(&mut self, kafka: &mut Kafka) -> Option<GivenUp<Record, ()>> {
+    fn next_given_up(&mut self, kafka: &mut Kafka) -> Option<GivenUp<Record, Why>> {
         let Some(crashed) = self.engine.next_crashed() else {
             let given_up = self.engine.next_given_up()?;
             let (record, attempts) = (given_up.record, given_up.attempts);
-            kafka.given_up(self.tenure(given_up.owner), record, attempts, self.clock());
+            match given_up.cause {
+                Why::Failed => {
+                    kafka.given_up(self.tenure(given_up.owner), record, attempts, self.clock());
+                }
+                Why::OutOfTime => kafka.counts.out_of_time += 1,
+                Why::Interrupted => {}
+            }
             return Some(given_up);
         };
         let Crashed {
@@ -661,7 +758,7 @@ impl Member {
             lane,
             record,
             attempts: deaths,
-            cause: (),
+            cause: Why::Failed,
         })
     }
 
@@ -1002,9 +1099,11 @@ impl Member {
                     .collect();
                 self.begin_drain(&owners, kafka);
                 self.revoked = partitions;
+                let until = now + setup.drain_timeout * 3 / 4;
                 self.phase = Phase::Draining {
                     owners,
-                    until: now + setup.drain_timeout * 3 / 4,
+                    cut: setup.cut(now, until),
+                    until,
                     commit_until: now + setup.drain_timeout,
                 };
             }
@@ -1027,9 +1126,11 @@ impl Member {
                     let owners = self.owners();
                     self.begin_drain(&owners, kafka);
                     self.leaving = true;
+                    let until = now + limit * 3 / 4;
                     self.phase = Phase::Draining {
                         owners,
-                        until: now + limit * 3 / 4,
+                        cut: setup.cut(now, until),
+                        until,
                         commit_until: now + limit.max(Duration::from_millis(100)),
                     };
                 }
@@ -1085,6 +1186,10 @@ impl Member {
             }
             self.engine.drain(*owner);
         }
+        self.take_back(kafka);
+    }
+
+    fn take_back(&mut self, kafka: &Kafka) {
         let (fenced, others): (Vec<_>, Vec<_>) = self
             .queue
             .drain(..)
@@ -1162,15 +1267,29 @@ impl Member {
     fn end(&mut self, owner: Ownership, how: End, kafka: &mut Kafka) {
         let held = self.held[owner.slot()].take().expect("what ends is held");
         self.probes.retain(|(of, ..)| *of != owner);
+        let forfeited = self.engine.forfeited(owner);
         let last = self.engine.end(owner).expect("what is held is known");
         kafka.tells_left(held.tenure, last.committed, last.committed_left);
+        let records = forfeited.map_or(0, |it| it.records - it.in_doubt);
+        assert_eq!(records, last.committed_left, "{forfeited:?}");
+        let range = forfeited.map(|it| (it.first_offset, it.last_offset));
+        kafka.tells_forfeited(held.tenure, range);
         kafka.end_tenure(held.tenure, how);
     }
 
     // ---- what must hold at any time, and at the end ----
 
-    fn check(&self, setup: &Setup) {
+    fn check(&self, setup: &Setup, kafka: &Kafka) {
         let config = &setup.engine;
+        if setup.at_most_once() {
+            let held = self.held.iter().flatten();
+            let ahead: usize = held.map(|held| kafka.ahead(held.tenure)).sum();
+            assert!(
+                ahead <= 2 * config.concurrency,
+                "{ahead} records are committed and not finished, with {} handlers",
+                config.concurrency
+            );
+        }
         for held in self.held.iter().flatten() {
             let partition = self
                 .engine
@@ -1252,14 +1371,14 @@ fn end(
     in_time: bool,
     kafka: &mut Kafka,
     random: &mut Random,
-) -> Result<Done, Failed<Record, ()>> {
+) -> Result<Done, Failed<Record, Why>> {
     let record = job.record;
     kafka.stopped(tenure, record);
     let fail = |job, then| {
         Err(Failed {
             job,
             then,
-            cause: (),
+            cause: Why::Failed,
         })
     };
     if !in_time {

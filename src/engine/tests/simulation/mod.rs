@@ -191,6 +191,11 @@ impl Setup {
         self.engine.guarantee == Guarantee::AtMostOnce
     }
 
+    /// Where records do not come again: from when on a drain sets them aside.
+    fn cut(&self, began: Instant, until: Instant) -> Option<Instant> {
+        (self.at_most_once() && self.dead_letters).then(|| began + (until - began) / 2)
+    }
+
     /// When a handler that starts now ends, and whether it is not cut off by its timeout.
     fn handler_ends(&self, now: Instant, calm: bool, random: &mut Random) -> (Instant, bool) {
         let takes = if !calm && random.chance(self.hangs) {
