@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
-use crate::{Disposition, Record, Retry};
+use crate::{Disposition, Record, Retry, shown::DEEPEST};
 
 /// Any error, behind a reference. Short for the arguments of a [`Classifier`].
 pub type DynError = dyn Error + Send + Sync;
@@ -164,10 +164,11 @@ impl Default for Classification {
 /// Looks for an error of type `T`: the error itself, else the nearest of its causes.
 ///
 /// An error wrapped by [`io::Error::other`] is found too, although it is not among the causes that
-/// [`source`](Error::source) gives.
+/// [`source`](Error::source) gives. No more than 128 causes are looked at: an error may be its own.
 pub fn find_error<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
-    while let Some(error) = next {
+    for _ in 0..DEEPEST {
+        let error = next?;
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
@@ -199,6 +200,27 @@ mod tests {
         assert!(find_error::<io::Error>(error.source()).is_some());
         assert!(find_error::<Root>(error.source()).is_some());
         assert!(find_error::<std::fmt::Error>(error.source()).is_none());
+    }
+
+    #[test]
+    fn an_error_that_is_its_own_source_is_looked_through_and_not_for_ever() {
+        #[derive(Debug)]
+        struct Own;
+
+        impl std::fmt::Display for Own {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("round")
+            }
+        }
+
+        impl Error for Own {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(self)
+            }
+        }
+
+        assert!(find_error::<Own>(&Own).is_some());
+        assert!(find_error::<Root>(&Own).is_none());
     }
 
     #[test]

@@ -192,6 +192,7 @@ mod payload;
 mod record;
 mod redrive;
 mod retry_topics;
+mod shown;
 mod spool;
 
 // The consumer.

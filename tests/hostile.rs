@@ -10,8 +10,9 @@ use std::{
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
-    BuildError, DeadLetter, HandlerError, HandlerResult, Message, ReliableConsumer, Retry, Text,
-    header_names, permanent,
+    BuildError, Classification, DeadLetter, DecodeError, DynError, HandlerError, HandlerResult,
+    Message, Payload, Record as Raw, ReliableConsumer, Retry, Text, find_error, header_names,
+    permanent,
 };
 use reliable_consumer_testing::{Record, cluster, unique};
 use tokio::sync::Notify;
@@ -30,6 +31,96 @@ impl std::error::Error for Unspeakable {}
 impl Drop for Unspeakable {
     fn drop(&mut self) {
         panic!("and I will not go quietly");
+    }
+}
+
+#[derive(Debug)]
+struct Endless {
+    /// Its text goes on for ever, and not only its causes.
+    text: bool,
+}
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.text {
+            return f.write_str("and so on");
+        }
+        loop {
+            let _ = f.write_str("and so on ");
+        }
+    }
+}
+
+impl std::error::Error for Endless {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(self)
+    }
+}
+
+/// A payload that comes to nothing, in ways of its own.
+struct Hostile;
+
+impl Payload for Hostile {
+    fn decode(record: &Raw) -> Result<Self, DecodeError> {
+        match record.value() {
+            Some(b"undecodable") => Err(DecodeError::invalid(Unspeakable)),
+            Some(b"undecodable without an end") => {
+                Err(DecodeError::invalid(Endless { text: true }))
+            }
+            _ => Ok(Self),
+        }
+    }
+}
+
+// D12
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_without_an_end_and_panics_that_panic_cost_their_records_only() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("endless", 1, &[]), unique("group"));
+    let letters = cluster.create_topic("endless.dlq", 1, &[]);
+    let hostile = [
+        ("round", "and so on"),
+        ("text", "and so on"),
+        ("payload", "a panic without a message"),
+        ("undecodable", "an error that panics when shown"),
+        (
+            "undecodable without an end",
+            "payload is invalid: and so on",
+        ),
+    ];
+    let fine = (0..20).map(|n| Record::value(format!("fine {n}")));
+    let records = hostile.iter().map(|(value, _)| Record::value(*value));
+    cluster.produce(&topic, records.chain(fine));
+    let handler = async |message: &Message<Hostile>| -> HandlerResult {
+        match message.record().value() {
+            Some(b"round") => Err(Endless { text: false }.into()),
+            Some(b"text") => Err(Endless { text: true }.into()),
+            Some(b"payload") => std::panic::panic_any(Unspeakable),
+            _ => Ok(()),
+        }
+    };
+    let builder = consumer(&cluster, &group)
+        .topic(&topic)
+        .classifier(|error: &DynError, _: &Raw| {
+            // Looks through all causes of an error that has no end of them.
+            match find_error::<std::io::Error>(error) {
+                Some(_) => Classification::skip(),
+                None => Classification::default_policy(),
+            }
+        })
+        .handler_timeout(Duration::from_secs(5))
+        .retry(Retry::exponential(millis(1), millis(1)).max_attempts(2))
+        .dead_letter(DeadLetter::topic(&letters));
+    let run = Running::start(builder, handler);
+    all_committed(&cluster, &group, &topic);
+    let report = run.stop().await;
+    assert_eq!((report.handled, report.dead_lettered), (20, 5));
+    let letters = cluster.read_all(&letters);
+    for (value, error) in hostile {
+        let letter = letters.iter().find(|letter| letter.text() == value);
+        let told = letter.unwrap().header(header_names::ERROR_MESSAGE).unwrap();
+        assert!(told.starts_with(error), "{value}: {told}");
+        assert!(told.len() <= 1024);
     }
 }
 

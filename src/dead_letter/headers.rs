@@ -1,7 +1,6 @@
 //! What a dead letter tells about its record.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::dialect::{Dialect, Facts};
 use super::values::LONGEST_MESSAGE;
@@ -10,6 +9,7 @@ use crate::header_names as names;
 use crate::message::Message;
 use crate::origin::Origin;
 use crate::record::Record;
+use crate::shown::caught;
 
 /// Name and value, null or not, byte for byte.
 pub(super) type HeaderPair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
@@ -139,7 +139,7 @@ impl ErrorMessage {
             Self::Keep => Some(cut(message).to_owned()),
             Self::Off => None,
             // What was to be hidden must not come out because hiding it failed.
-            Self::Redacted(redact) => catch_unwind(AssertUnwindSafe(|| redact(message)))
+            Self::Redacted(redact) => caught(|| redact(message))
                 .ok()
                 .map(|text| cut(&text).to_owned()),
         }

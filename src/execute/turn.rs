@@ -1,10 +1,8 @@
 //! One attempt at one record, and a turn that goes on as a task of its own.
 
 use std::{
-    any::Any,
     future::{Future, poll_fn},
     iter,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
     task::{Context as TaskContext, Poll},
@@ -24,6 +22,7 @@ use crate::{
     record::Record,
     redrive::redriven_from,
     retry_topics::{Admission, Tier},
+    shown::{caught, chain, drop_quietly},
 };
 
 /// Between two looks at whether a key is still held.
@@ -156,17 +155,17 @@ pub(super) fn poll_slot<F: Future<Output = Attempted>>(
     slot: &mut Slot<F>,
     cx: &mut TaskContext<'_>,
 ) -> Poll<Attempted> {
-    let polled = catch_unwind(AssertUnwindSafe(|| {
+    let polled = caught(|| {
         let future = slot
             .as_mut()
             .as_pin_mut()
             .expect("a slot is polled only while it holds a future");
         future.poll(cx)
-    }));
+    });
     let outcome = match polled {
         Ok(Poll::Pending) => return Poll::Pending,
         Ok(Poll::Ready(outcome)) => outcome,
-        Err(panic) => Attempted::Panicked(panic_message(&*panic)),
+        Err(message) => Attempted::Panicked(message),
     };
     empty(slot);
     Poll::Ready(outcome)
@@ -174,18 +173,11 @@ pub(super) fn poll_slot<F: Future<Output = Attempted>>(
 
 /// Drops the future in the slot; a handler may panic even then.
 fn empty<F>(slot: &mut Slot<F>) {
-    let dropped = catch_unwind(AssertUnwindSafe(|| slot.as_mut().set(None)));
+    let dropped = caught(|| slot.as_mut().set(None));
     if dropped.is_err() {
         // The slot's content is half dropped: leave it be and start with a new one.
         std::mem::forget(std::mem::replace(slot, Box::pin(None)));
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("a panic without a message")
-        .into()
 }
 
 /// Turns the outcome of a call into what the engine is told.
@@ -265,21 +257,19 @@ pub(super) fn judge(
             (kind, AfterFailure::GiveUp, message.into(), None)
         }
         Attempted::StoreUnreachable(error) => {
-            let kind = FailureKind::AttemptsExhausted;
-            (kind, AfterFailure::Outage, chain(&error), None)
+            let (kind, message) = (FailureKind::AttemptsExhausted, chain(&error));
+            drop_quietly(error);
+            (kind, AfterFailure::Outage, message, None)
         }
-        Attempted::Undecodable(error @ DecodeError::Invalid(_)) => (
-            FailureKind::Undecodable,
-            AfterFailure::GiveUp,
-            chain(&error),
-            None,
-        ),
-        Attempted::Undecodable(error) => (
-            FailureKind::AttemptsExhausted,
-            AfterFailure::Retry(None),
-            chain(&error),
-            None,
-        ),
+        Attempted::Undecodable(error) => {
+            let (kind, then) = match error {
+                DecodeError::Invalid(_) => (FailureKind::Undecodable, AfterFailure::GiveUp),
+                _ => (FailureKind::AttemptsExhausted, AfterFailure::Retry(None)),
+            };
+            let message = chain(&error);
+            drop_quietly(error);
+            (kind, then, message, None)
+        }
         Attempted::Failed(error) => {
             let mut retry = None;
             let mut topic = None;
@@ -287,9 +277,7 @@ pub(super) fn judge(
             if let (Disposition::Unclassified, Some(classifier)) =
                 (disposition, &context.classifier)
             {
-                let classification = catch_unwind(AssertUnwindSafe(|| {
-                    classifier.classify(error.source(), &job.record)
-                }));
+                let classification = caught(|| classifier.classify(error.source(), &job.record));
                 match classification {
                     Ok(classification) => {
                         disposition = classification.disposition();
@@ -391,37 +379,6 @@ fn tell_of_failure(
         Some(Some(held_back)) => tell!(warn, held_back, "an attempt failed"),
         _ => tell!(debug, "an attempt failed"),
     }
-}
-
-/// An error with its sources, as one line. It is a user's, and may panic when it is shown.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let shown = catch_unwind(AssertUnwindSafe(|| one_line(error)));
-    shown.unwrap_or_else(|panic| {
-        format!(
-            "an error that panics when shown: {}",
-            panic_message(&*panic)
-        )
-    })
-}
-
-/// What a user's code has made may panic even when it is dropped.
-fn drop_quietly<T>(value: T) {
-    // The panic itself has been reported by the hook.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
-}
-
-fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let inner = error.to_string();
-        if !text.ends_with(&inner) {
-            text.push_str(": ");
-            text.push_str(&inner);
-        }
-        source = error.source();
-    }
-    text
 }
 
 /// A turn whose first handler was pending: runs it to its end, and then those behind it.
@@ -537,11 +494,14 @@ async fn finish<F: Future<Output = Attempted>>(
             false => Attempted::Interrupted,
         },
     };
-    match attempted {
+    match &attempted {
         Attempted::Handled | Attempted::Filtered | Attempted::Duplicate => {}
         Attempted::Stuck(_) | Attempted::Interrupted => empty(slot),
         // Not to be tried again, whatever it says now.
-        _ if fence.is_condemned(seq) => return Attempted::Stuck(limit),
+        _ if fence.is_condemned(seq) => {
+            drop_quietly(attempted);
+            return Attempted::Stuck(limit);
+        }
         _ => {}
     }
     attempted

@@ -21,7 +21,7 @@ use super::{
     Claim, Duplicates, Fingerprint, Id, Idempotency, Reply, StoreError, Token, Unreachable, Update,
     options::IdFrom,
 };
-use crate::{kafka::Throttle, record::Record};
+use crate::{kafka::Throttle, record::Record, shown::shown};
 
 /// Between two looks at a message that is in progress elsewhere: as long as it has been, within these.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(900));
@@ -342,7 +342,7 @@ impl Held {
                 match self.claims.ask(completion, settings.lease / 3).await {
                     Ok(Update::Applied) => return Ok(()),
                     Ok(Update::Stale) => return Err("its lease had lapsed"),
-                    Err(error) => last = error.to_string(),
+                    Err(error) => last = shown(&error),
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(longest);
@@ -426,7 +426,7 @@ impl Health {
         });
         trouble.failed_at = now;
         trouble.answered = false;
-        trouble.error = error.to_string();
+        trouble.error = shown(error);
         trouble.refuses = !error.is_transient();
         self.troubled.store(true, Ordering::Release);
     }

@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +19,10 @@ use super::{
     log::ClientLog,
     pump::{self, Pump},
 };
-use crate::consumer::Settings;
+use crate::{
+    consumer::Settings,
+    shown::{caught, chain, drop_quietly},
+};
 
 /// A token for SASL/OAUTHBEARER.
 #[derive(Clone)]
@@ -83,9 +85,13 @@ pub(crate) fn generate_token(
 
 /// A provider that panics has failed: librdkafka, which asks for the token, cannot be unwound through.
 fn token(provider: &dyn OAuthTokenProvider) -> Result<OAuthToken, Box<dyn Error>> {
-    let answer = catch_unwind(AssertUnwindSafe(|| {
-        provider.token().map_err(|error| error.to_string())
-    }));
+    let answer = caught(|| {
+        provider.token().map_err(|error| {
+            let message = chain(&*error);
+            drop_quietly(error);
+            message
+        })
+    });
     Ok(answer.map_err(|_| "the token provider panicked: see its message in the log")??)
 }
 

@@ -1,9 +1,6 @@
 //! What others are told: partitions that come and go, records that are stuck. And what is looked at once a second.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use rdkafka::{Offset, consumer::Consumer as _};
 
@@ -16,6 +13,7 @@ use crate::{
     consumer::{Event, StuckRecord, TopicPartition},
     engine::{OpenRecord, Ownership, RecordState},
     execute::Cause,
+    shown::caught,
 };
 
 /// Lines about stuck records in the log at a time.
@@ -52,11 +50,11 @@ impl Pump {
             return;
         }
         if let Some(listener) = &self.settings.listener {
-            let told = catch_unwind(AssertUnwindSafe(|| match change {
+            let told = caught(|| match change {
                 Change::Assigned => listener.assigned(partitions),
                 Change::Revoked => listener.revoked(partitions),
                 Change::Lost => listener.lost(partitions),
-            }));
+            });
             if told.is_err() {
                 tracing::error!(
                     ?change,
