@@ -172,9 +172,9 @@ enum State {
         probe_at: Instant,
     },
     Probing {
-        limit: usize,
-        /// When a probe that is out is no longer waited for: a hung one must not keep the breaker open for ever.
-        overdue: Option<Instant>,
+        /// The newest probe, and when it is no longer waited for: a hung one must not keep the breaker open for ever. Those
+        /// before it, which are overdue, neither make room nor take it.
+        awaited: Option<(Ownership, u64, Instant)>,
     },
     Opening {
         allowed: usize,
@@ -288,7 +288,7 @@ impl Breaker {
         }
         match (&mut self.state, evidence) {
             (State::Closed | State::Open { .. }, _) => {}
-            (_, Evidence::Nothing) => self.trial_is_void(),
+            (_, Evidence::Nothing) => self.trial_is_void(|of, it| (of, it) == (owner, seq)),
             (State::Probing { .. }, Evidence::Answered) => {
                 if let Some(since) = self.holding_since.take() {
                     self.held += now.saturating_duration_since(since);
@@ -381,29 +381,27 @@ impl Breaker {
             return;
         }
         self.on_trial.insert((owner, seq));
-        if let State::Probing { overdue, .. } = &mut self.state {
-            *overdue = Some(later(now, self.settings.probes.1));
+        if let State::Probing { awaited } = &mut self.state {
+            *awaited = Some((owner, seq, later(now, self.settings.probes.1)));
         }
     }
 
     /// A record that was handed over came back untouched.
     pub(crate) fn not_begun(&mut self, owner: Ownership, seq: u64) {
         if self.on_trial.remove(&(owner, seq)) {
-            self.trial_is_void();
+            self.trial_is_void(|of, it| (of, it) == (owner, seq));
         }
     }
 
     /// Nothing will be heard of this ownership any more.
     pub(crate) fn forget(&mut self, owner: Ownership) {
         self.on_trial.retain(|(of, _)| *of != owner);
-        self.trial_is_void();
+        self.trial_is_void(|of, _| of == owner);
     }
 
-    fn trial_is_void(&mut self) {
-        if let State::Probing { limit, overdue } = &mut self.state
-            && self.on_trial.is_empty()
-        {
-            (*limit, *overdue) = (1, None);
+    fn trial_is_void(&mut self, which: impl Fn(Ownership, u64) -> bool) {
+        if let State::Probing { awaited } = &mut self.state {
+            *awaited = awaited.filter(|(owner, seq, _)| !which(*owner, *seq));
         }
     }
 
@@ -416,15 +414,9 @@ impl Breaker {
         match &mut self.state {
             State::Closed => {}
             State::Open { probe_at } if now >= *probe_at => {
-                self.state = State::Probing {
-                    limit: 1,
-                    overdue: None,
-                };
+                self.state = State::Probing { awaited: None };
             }
-            State::Probing { limit, overdue } if overdue.is_some_and(|at| now >= at) => {
-                *limit = self.on_trial.len() + 1;
-                *overdue = None;
-            }
+            State::Probing { awaited } => *awaited = awaited.filter(|(.., at)| now < *at),
             State::Opening { until, .. } if now >= *until => self.close(now),
             _ => {}
         }
@@ -451,7 +443,7 @@ impl Breaker {
         match self.state {
             State::Closed => None,
             State::Open { probe_at } => Some(probe_at),
-            State::Probing { overdue, .. } => overdue,
+            State::Probing { awaited } => awaited.map(|(.., at)| at),
             State::Opening { until, .. } => Some(until),
         }
     }
@@ -459,13 +451,12 @@ impl Breaker {
     /// How many more turns may go out, of one record each; `None`: as many as you like, as long as you like.
     #[inline]
     pub(crate) fn room(&self) -> Option<usize> {
-        let limit = match self.state {
-            State::Closed => return None,
-            State::Open { .. } => 0,
-            State::Probing { limit, .. } => limit,
-            State::Opening { allowed, .. } => allowed,
-        };
-        Some(limit.saturating_sub(self.on_trial.len()))
+        match self.state {
+            State::Closed => None,
+            State::Open { .. } => Some(0),
+            State::Probing { awaited } => Some(usize::from(awaited.is_none())),
+            State::Opening { allowed, .. } => Some(allowed.saturating_sub(self.on_trial.len())),
+        }
     }
 
     /// Whether nothing goes on but probes.

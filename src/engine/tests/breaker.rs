@@ -566,8 +566,8 @@ struct Obvious {
     pauses: usize,
     state: BreakerState,
     probe_at: u64,
-    overdue: Option<u64>,
-    extra: usize,
+    /// A probe, and until when it is waited for.
+    awaited: Option<(u64, u64)>,
     allowed: usize,
     step: Vec<bool>,
     opening_ends: u64,
@@ -582,13 +582,12 @@ impl Obvious {
     }
 
     fn room(&self) -> Option<usize> {
-        let limit = match self.state {
-            BreakerState::Closed => return None,
-            BreakerState::Open => 0,
-            BreakerState::HalfOpen => 1 + self.extra,
-            BreakerState::Opening => self.allowed,
-        };
-        Some(limit.saturating_sub(self.on_trial()))
+        match self.state {
+            BreakerState::Closed => None,
+            BreakerState::Open => Some(0),
+            BreakerState::HalfOpen => Some(usize::from(self.awaited.is_none())),
+            BreakerState::Opening => Some(self.allowed.saturating_sub(self.on_trial())),
+        }
     }
 
     fn pass(&mut self, millis: u64) {
@@ -600,11 +599,9 @@ impl Obvious {
         match self.state {
             Open if self.now >= self.probe_at => {
                 self.state = HalfOpen;
-                (self.extra, self.overdue) = (0, None);
+                self.awaited = None;
             }
-            HalfOpen if self.overdue.is_some_and(|at| self.now >= at) => {
-                (self.extra, self.overdue) = (self.on_trial(), None);
-            }
+            HalfOpen if self.awaited.is_some_and(|(_, at)| self.now >= at) => self.awaited = None,
             Opening if self.now >= self.opening_ends => self.close(),
             _ => {}
         }
@@ -620,14 +617,14 @@ impl Obvious {
         let closed = self.state == BreakerState::Closed;
         self.out.push((seq, (!closed).then_some(self.pauses)));
         if self.state == BreakerState::HalfOpen {
-            self.overdue = Some(self.now + WINDOW);
+            self.awaited = Some((seq, self.now + WINDOW));
         }
     }
 
     /// `true`: it opens, now or again.
     fn end(&mut self, at: usize, evidence: Evidence) -> bool {
         use BreakerState::*;
-        let (_, began) = self.out.remove(at);
+        let (seq, began) = self.out.remove(at);
         if self.state == Closed {
             if evidence == Evidence::Nothing {
                 return false;
@@ -653,7 +650,7 @@ impl Obvious {
             return false;
         }
         match (self.state, evidence) {
-            (_, Evidence::Nothing) => self.void(),
+            (_, Evidence::Nothing) => self.void(seq),
             (HalfOpen, Evidence::Down) => return true,
             (HalfOpen, Evidence::Answered) => self.step_to(2),
             (Opening, _) => {
@@ -675,10 +672,8 @@ impl Obvious {
         false
     }
 
-    fn void(&mut self) {
-        if self.state == BreakerState::HalfOpen && self.on_trial() == 0 {
-            (self.extra, self.overdue) = (0, None);
-        }
+    fn void(&mut self, seq: u64) {
+        self.awaited = self.awaited.filter(|(awaited, _)| *awaited != seq);
     }
 
     fn step_to(&mut self, allowed: usize) {
@@ -728,7 +723,7 @@ proptest! {
                 }
                 Step::NotBegun(at) if !obvious.out.is_empty() => {
                     let (seq, _) = obvious.out.remove(at.index(obvious.out.len()));
-                    obvious.void();
+                    obvious.void(seq);
                     breaker.not_begun(owner, seq);
                     0
                 }
@@ -759,4 +754,19 @@ proptest! {
             prop_assert_eq!(clock, start + ms(obvious.now - obvious.held));
         }
     }
+}
+
+#[test]
+fn a_probe_that_was_not_waited_for_and_says_nothing_makes_no_room_for_a_second_one() {
+    let mut world = world(Ordering::Unordered, 64);
+    let owner = world.partition(0..20);
+    open(&mut world);
+    let first = until_probe(&mut world);
+    assert_eq!(first.len(), 1);
+    world.pass(LONGEST);
+    assert_eq!(world.hand_over().len(), 2, "the first may hang");
+    world.end_with(owner, first[0], Outcome::Skipped);
+    assert_eq!(world.hand_over().len(), 1, "the second is waited for");
+    world.pass(LONGEST);
+    assert_eq!(world.hand_over().len(), 2);
 }
