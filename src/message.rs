@@ -66,6 +66,9 @@ impl<P> Message<P> {
     /// [`deadline`](Self::deadline); a long one had better stop where it can, and return an error: its record is handled
     /// again by whoever owns the partition next.
     ///
+    /// Also true when the log was cut off below this record, as by an unclean leader election: whatever its handler answers
+    /// then changes nothing.
+    ///
     /// Also true once the record is given up for its [`stuck_limit`](crate::Builder::stuck_limit), for work that goes on
     /// elsewhere with a clone of the message: the handler itself is dropped then.
     pub fn is_cancelled(&self) -> bool {

@@ -11,7 +11,7 @@ use std::{
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
 use reliable_consumer::{
-    Builder, ConsumerHandle, Event, HandleError, HandlerResult, Message, OutOfRange,
+    Builder, ConsumerHandle, Event, HandleError, HandlerResult, Message, Ordering, OutOfRange,
     PartitionStatus, Report, RunError, RunErrorKind, StartPolicy, StopReason, Text,
 };
 use reliable_consumer_testing::{Cluster, Record, cluster, own_cluster, unique};
@@ -103,6 +103,19 @@ impl Noting {
 
     fn happened(&self, what: impl Fn(&Event) -> bool) -> bool {
         self.events.lock().unwrap().iter().any(what)
+    }
+
+    /// Waits until its only partition has been read up to there.
+    async fn reads_to(&self, position: i64) {
+        let began = Instant::now();
+        loop {
+            let partitions = self.handle.status().await.unwrap().partitions;
+            if partitions[0].position == Some(position) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{partitions:?}");
+            tokio::time::sleep(millis(50)).await;
+        }
     }
 
     async fn stopped(&self, topic: &str, partition: i32) -> PartitionStatus {
@@ -514,6 +527,75 @@ async fn a_log_that_was_cut_off_is_read_from_there_by_a_running_consumer_and_by_
         assert!(second.happened(cut_off_at_100));
         second.stop().await;
         assert_eq!(committed(&cluster, &group, &topic), [180]);
+        tokio::task::block_in_place(|| cluster.restart([1]));
+    }
+}
+
+/// A log with 100 records is cut off at 100, where 150 had been read: 40 of those below are unfinished, and all above.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unfinished_below_a_cut_is_handled_and_committed_and_what_finished_there_does_not_come_again()
+ {
+    let Some(cluster) = own_cluster(3) else {
+        return;
+    };
+    for ordering in [Ordering::Unordered, Ordering::ByKey] {
+        let topic = cluster.create_topic_on(
+            "cut-off-at-work",
+            &[1, 2],
+            &[
+                ("unclean.leader.election.enable", "true"),
+                ("min.insync.replicas", "1"),
+            ],
+        );
+        let group = unique("group");
+        cluster.produce(&topic, numbered("kept", 100, 0));
+        let (open, gate) = tokio::sync::watch::channel(false);
+        let (values, cancelled) = (Seen::<String>::default(), Seen::<String>::default());
+        let (noted, told) = (values.clone(), cancelled.clone());
+        let handler = async move |message: &Message<Text>| -> HandlerResult {
+            let value = message.payload().to_string();
+            if value.starts_with("lost") {
+                message.cancelled().await;
+                told.note(value);
+                return Err("it is not in the log any more".into());
+            }
+            if message.offset() < 40 {
+                gate.clone().wait_for(|open| *open).await?;
+            }
+            noted.note(value);
+            Ok(())
+        };
+        // The group's coordinator may be one of those that are killed: the partition stays where it is all the same.
+        let builder = member(&cluster, &group, &topic, &[("session.timeout.ms", "45000")])
+            .ordering(ordering)
+            .concurrency(48);
+        let mut run = Noting::start_with(builder, values, handler);
+        until("what may finish below", || run.count("kept") == 60).await;
+        tokio::task::block_in_place(|| {
+            cluster.kill([2]);
+            cluster.produce(&topic, numbered("lost", 50, 0));
+        });
+        run.reads_to(150).await;
+        tokio::task::block_in_place(|| {
+            cluster.kill([1]);
+            cluster.restart([2]);
+            cluster.produce(&topic, numbered("after", 80, 0));
+        });
+        until("the new records", || run.count("after") == 80).await;
+        let void = |event: &Event| matches!(event, Event::LogTruncated { void: 50, .. });
+        assert!(run.happened(cut_off_at_100) && run.happened(void));
+        assert_eq!(committed(&cluster, &group, &topic), [0]);
+        open.send(true).unwrap();
+        until("all that the log has", || {
+            committed(&cluster, &group, &topic) == [180]
+        })
+        .await;
+        let report = run.stop().await;
+        assert_eq!((run.count("kept"), run.count("after")), (100, 80));
+        assert_eq!(run.values.len(), 180, "each came once");
+        assert_eq!((report.void, report.handled), (50, 180));
+        // Those that were with handlers; the others never started.
+        assert_eq!(cancelled.len(), 8, "{:?}", cancelled.all());
         tokio::task::block_in_place(|| cluster.restart([1]));
     }
 }

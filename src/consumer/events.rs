@@ -40,19 +40,6 @@ pub enum Event {
     BrokersDown,
     /// A broker answers again, after this long.
     BrokersUp(Duration),
-    /// The consumer is not a member of its group yet, or not any more, and waits for that to change. Told after some
-    /// seconds, and again each time that the wait has doubled. What waiting cannot mend ends the run instead.
-    Joining {
-        /// For how long.
-        waiting: Duration,
-        /// What keeps it from joining.
-        cause: String,
-    },
-    /// It has become a member, after [`Joining`](Self::Joining).
-    Joined {
-        /// After this long.
-        after: Duration,
-    },
     /// A dependency of the handlers is down: the outage breaker has opened, and nothing is handled but probes. See
     /// [`OutageBreaker`](crate::OutageBreaker).
     BreakerOpened {
@@ -100,7 +87,8 @@ pub enum Event {
     /// A record holds up its partition, or has been with its handler, for longer than
     /// [`stuck_after`](super::Builder::stuck_after). Told again each time its age has doubled.
     Stuck(StuckRecord),
-    /// The log of this partition began anew: offsets at or below `last` came again.
+    /// The log of this partition began anew: offsets at or below `last` came again. Unfinished records below `offset` are
+    /// handled as before.
     LogReset {
         /// The partition.
         partition: TopicPartition,
@@ -108,6 +96,8 @@ pub enum Event {
         last: i64,
         /// The first of the new one.
         offset: i64,
+        /// Records from there on that had been read and were not finished: they are let go, as others have their offsets.
+        void: usize,
     },
     /// Records were deleted before the group had read them, or the log was cut off below what it had read. What becomes of
     /// that [`OutOfRange`](super::OutOfRange) decides.
@@ -124,9 +114,13 @@ pub enum Event {
         resumed_at: Option<i64>,
         /// How many offsets that had not been read are passed over by that, at most.
         skipped: i64,
+        /// Where the log was cut off: records from `resumed_at` on that had been read and were not finished. They are let
+        /// go, as others have their offsets.
+        void: usize,
     },
     /// The log of this partition was cut off below the position, and is read from there: nothing is skipped. Records from
-    /// `start` on that had been handled are not in the log any more, and others may have taken their offsets.
+    /// `start` on that had been handled are not in the log any more, and others may have taken their offsets. Unfinished
+    /// records below are handled as before, and nothing that finished there is handled again.
     LogTruncated {
         /// The partition.
         partition: TopicPartition,
@@ -134,6 +128,10 @@ pub enum Event {
         position: i64,
         /// Where the log was cut, and reading goes on.
         start: i64,
+        /// Records from there on that had been read and were not finished. Those that had not started do not; handlers that
+        /// run are told that they are cancelled, and whatever they answer changes nothing. A dead letter that is on its way
+        /// is not called back.
+        void: usize,
     },
     /// The topic was deleted and made anew under the same name. This partition is read from the start of the new one.
     TopicRecreated {

@@ -36,9 +36,7 @@ pub struct Status {
     pub held_keys: usize,
     /// What came of the idempotency store; `None` without [one](super::Builder::idempotency).
     pub idempotency: Option<IdempotencyStatus>,
-    /// Whether it is a member of its group.
-    pub membership: Membership,
-    /// No broker can be reached, for this long: since an error said so, and until one answers.
+    /// The client reports that no broker can be reached, for this long.
     pub brokers_down: Option<Duration>,
 }
 
@@ -60,24 +58,6 @@ impl Status {
                 partition.committed == partition.position && partition.stopped.is_none()
             })
     }
-}
-
-/// Whether a consumer is a member of its group. A consumer that is none has no partitions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Membership {
-    /// It is none yet, or not any more, and goes on trying.
-    Joining {
-        /// For how long.
-        since: Duration,
-        /// Why it takes so long. `None` in the first seconds.
-        cause: Option<String>,
-    },
-    /// The group knows it. With more members than partitions it may have none of them.
-    Member {
-        /// For how long.
-        since: Duration,
-    },
 }
 
 /// The outage breaker at one moment. See [`OutageBreaker`](crate::OutageBreaker).
@@ -327,6 +307,9 @@ pub struct Report {
     /// Records read and not started, or waiting for a retry or a dead letter. They come again, except those that were
     /// committed [at most once](crate::Guarantee::AtMostOnce).
     pub unstarted: u64,
+    /// Records that were received and had not finished when their log was cut off below them, see
+    /// [`Event::LogTruncated`](super::Event::LogTruncated). What their handlers did after that is not counted.
+    pub void: u64,
     /// Under [`Guarantee::AtMostOnce`](crate::Guarantee::AtMostOnce): records that were committed and neither handled nor
     /// dead-lettered. They do not come again. Each is told of when that is certain, by
     /// [`Event::CommittedUnhandled`](crate::Event::CommittedUnhandled) and in the log.

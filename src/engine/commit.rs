@@ -115,6 +115,13 @@ impl Committed {
         };
     }
 
+    /// The log was cut off at this offset: what the broker has says nothing of the records that are above it now, and is
+    /// to be replaced.
+    pub(super) fn cut_off(&mut self, offset: i64) {
+        self.offset = self.offset.map(|known| known.min(offset));
+        self.doubt();
+    }
+
     /// What the broker has may not be what it acknowledged any more.
     pub(super) fn doubt(&mut self) {
         self.version = None;

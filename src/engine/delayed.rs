@@ -54,6 +54,12 @@ impl<R> Delayed<R> {
         self.line.len()
     }
 
+    /// Forgets records from this sequence on, and returns how many that were.
+    pub(crate) fn cut_off(&mut self, first: u64) -> usize {
+        let kept = self.line.partition_point(|it| it.queued.seq < first);
+        self.line.drain(kept..).count()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.line.clear();
     }

@@ -269,6 +269,18 @@ impl<R> Lanes<R> {
         }
     }
 
+    /// Forgets records from this sequence on that have not been handed over, and returns how many. What is out stays, and
+    /// lanes that are held stay held.
+    pub(crate) fn cut_off(&mut self, first: u64) -> usize {
+        let before = self.len();
+        match self {
+            Self::Each { ready, .. } => ready.retain(|queued| queued.seq < first),
+            Self::One(line) => line.queue.retain(|queued| queued.seq < first),
+            Self::Keyed(keyed) => keyed.cut_off(first),
+        }
+        before - self.len()
+    }
+
     /// Forgets all records that have not been handed over. Turns that are out stay.
     pub(crate) fn clear_queued(&mut self) {
         match self {
@@ -557,6 +569,41 @@ impl<R> Keyed<R> {
         self.queued = 0;
         taken.sort_by_key(|(_, queued)| queued.seq);
         taken
+    }
+
+    fn cut_off(&mut self, first: u64) {
+        for id in 0..self.lanes.len() {
+            let lane = &self.lanes[id];
+            let (mut kept, mut at) = (NIL, lane.head);
+            while at < first {
+                (kept, at) = (at, self.next_of(at));
+            }
+            if at == NIL {
+                continue;
+            }
+            while at != NIL {
+                at = self.take_node(at).1;
+                self.queued -= 1;
+            }
+            if kept != NIL {
+                let mask = self.nodes.len() - 1;
+                self.nodes[kept as usize & mask].next = 0;
+                self.lanes[id].tail = kept;
+                continue;
+            }
+            (self.lanes[id].head, self.lanes[id].ready) = (NIL, false);
+            self.settle(id as LaneId);
+        }
+        let lanes = &self.lanes;
+        self.ready.retain(|lane| lanes[*lane as usize].ready);
+    }
+
+    /// The sequence behind this one in its lane.
+    fn next_of(&self, seq: u64) -> u64 {
+        match self.nodes[seq as usize & (self.nodes.len() - 1)].next {
+            0 => NIL,
+            distance => seq + u64::from(distance),
+        }
     }
 
     fn clear_queued(&mut self) {

@@ -34,7 +34,7 @@ pub(crate) use self::{
     budget::Budget,
     commit::{Commit, CommitEntry, CommitResult},
     lanes::LaneId,
-    partition::{Counts, Forfeited, OpenRecord, PartitionStatus},
+    partition::{Counts, CutOff, Forfeited, OpenRecord, PartitionStatus},
     snapshot::{
         FinishedAbove, Identity, Inherited, LIMIT as SNAPSHOT_LIMIT, Marks, TopicSeen,
         decode as decode_snapshot, encode as encode_snapshot,
@@ -595,6 +595,37 @@ impl<R, C> Engine<R, C> {
         }
     }
 
+    /// The log was cut off at this offset, or has other records from there on: those are read next. Below it all goes on as
+    /// before. What was at it and above is void, finished or not: what waits is dropped, the reports of what runs change
+    /// nothing, and nothing of it is said in commits any more. Dead letters that are on their way are not called back.
+    ///
+    /// `None`: the partition is being given away, and where its log ends is for the next owner to find.
+    pub(crate) fn cut_off(&mut self, owner: Ownership, offset: i64) -> Option<CutOff> {
+        let partition = find_mut(&mut self.partitions, owner)?;
+        if partition.state != State::Running {
+            return None;
+        }
+        let first = partition.window.first_from(offset);
+        let mut held = self.schedule.cut_off(owner, first);
+        let retries = held.len();
+        let mut keep = |of, seq, lane| {
+            let void = of == owner && seq >= first;
+            if void {
+                held.push(lane);
+            }
+            !void
+        };
+        self.given_up.retain(|it| keep(it.owner, it.seq, it.lane));
+        self.crashed.retain(|it| keep(it.owner, it.seq, it.lane));
+        let unsent = held.len() - retries;
+        let cut = partition.cut_off(offset, first, retries, unsent, &held);
+        self.setting_aside -= unsent;
+        self.bytes -= cut.bytes;
+        self.went += cut.void as u64;
+        self.note_change();
+        Some(cut)
+    }
+
     // ---- time ----
 
     /// Tells the time; retries that are due come back to their lanes, and records that are due enter them.
@@ -841,9 +872,12 @@ impl<R, C> Engine<R, C> {
             _ => Evidence::Nothing,
         };
         self.breaker.ended(owner, seq, evidence, self.now);
-        if let Some(bytes) = partition.finish(seq, outcome) {
-            self.bytes -= bytes;
-            self.went += 1;
+        match partition.finish(seq, outcome) {
+            Some(bytes) => {
+                self.bytes -= bytes;
+                self.went += 1;
+            }
+            None => partition.void_is_back(),
         }
         self.pace.record_done();
         if partition.report(lane) == Turn::Over {
@@ -879,10 +913,14 @@ impl<R, C> Engine<R, C> {
                 seq: job.seq,
                 attempts: job.attempt - 1,
             };
-            partition.not_started(job.seq);
             self.breaker.not_begun(owner, job.seq);
-            if partition.goes_on() {
-                partition.lanes.push_front(job.lane, queued);
+            if partition.is_void(job.seq) {
+                partition.void_is_back();
+            } else {
+                partition.not_started(job.seq);
+                if partition.goes_on() {
+                    partition.lanes.push_front(job.lane, queued);
+                }
             }
             if partition.report(job.lane) == Turn::Over {
                 self.turns_out -= 1;
@@ -899,7 +937,10 @@ impl<R, C> Engine<R, C> {
             return;
         };
         let Failed { job, then, cause } = failed;
-        partition.lanes.hold(job.lane);
+        let void = partition.is_void(job.seq);
+        if !void {
+            partition.lanes.hold(job.lane);
+        }
         if partition.report(job.lane) == Turn::Over {
             self.turns_out -= 1;
             self.pace.turn_over();
@@ -916,6 +957,9 @@ impl<R, C> Engine<R, C> {
         self.breaker.ended(owner, job.seq, evidence, self.now);
         if self.breaker.holds() && !held {
             self.schedule.end_outage_waits(self.now);
+        }
+        if void {
+            return partition.void_is_back();
         }
         // How to try again, if at all; or for how long to wait where the record is not to blame.
         let retry = match then {
@@ -1029,9 +1073,12 @@ impl<R, C> Engine<R, C> {
         };
         partition.given_up -= 1;
         self.setting_aside -= 1;
-        if let Some(bytes) = partition.finish(seq, outcome) {
-            self.bytes -= bytes;
-            self.went += 1;
+        match partition.finish(seq, outcome) {
+            Some(bytes) => {
+                self.bytes -= bytes;
+                self.went += 1;
+            }
+            None => partition.void_is_settled(),
         }
         partition.lanes.release(lane);
         self.note_change();

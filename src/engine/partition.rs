@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     collections::HashMap,
     mem,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -43,6 +44,8 @@ pub struct Counts {
     /// To retry topics.
     pub moved: u64,
     pub dropped: u64,
+    /// Received and not finished when the log was cut off below them.
+    pub(crate) void: u64,
     /// Failed attempts after which the record was scheduled again.
     pub(crate) retried: u64,
     pub(crate) postponed: u64,
@@ -60,6 +63,7 @@ impl std::ops::AddAssign for Counts {
         self.dead_lettered += other.dead_lettered;
         self.moved += other.moved;
         self.dropped += other.dropped;
+        self.void += other.void;
         self.retried += other.retried;
         self.postponed += other.postponed;
         self.outages += other.outages;
@@ -197,6 +201,33 @@ impl Failing {
     }
 }
 
+/// Of records that are gone, since the log was cut off below them: what has not come back yet. It changes nothing when it
+/// does, and nothing waits for it but what comes next in its lane.
+#[derive(Debug, Default)]
+struct Void {
+    /// Handed over.
+    out: usize,
+    /// Given up, their dead letters on their way.
+    given_up: usize,
+    /// Of the first state after the last cut. What was sent before is of the log as it was.
+    version: u64,
+}
+
+/// What becomes of the records that a cut makes void, see [`Engine::cut_off`](super::Engine::cut_off).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CutOff {
+    /// Where reading goes on.
+    pub(crate) position: i64,
+    /// Of the records at the cut and above it.
+    pub(crate) sequences: Range<u64>,
+    /// How many of them are unfinished.
+    pub(crate) void: usize,
+    /// And of those, how many are with handlers, or on the way to them.
+    pub(crate) out: usize,
+    /// What they all take, in bytes.
+    pub(super) bytes: usize,
+}
+
 #[derive(Debug)]
 pub(crate) struct Partition<R> {
     pub(crate) owner: Ownership,
@@ -221,6 +252,7 @@ pub(crate) struct Partition<R> {
     pub(crate) out: usize,
     /// Records given up and not settled.
     pub given_up: usize,
+    void: Void,
     /// Finished records that the last commit's snapshot had no room for.
     pub beyond_snapshot: usize,
     /// What earlier owners finished, as far as the position has not passed it.
@@ -266,6 +298,7 @@ impl<R> Partition<R> {
             bytes: 0,
             out: 0,
             given_up: 0,
+            void: Void::default(),
             beyond_snapshot: 0,
             inherited: inherited.finished,
             identity: inherited.identity,
@@ -379,6 +412,70 @@ impl<R> Partition<R> {
         moved
     }
 
+    /// The log was cut off at this offset. `first`: the sequence from which on records are void. Of those, `retries` were
+    /// taken out of the schedule and `unsent` were given up and nothing was done with them yet; their lanes are `held`.
+    pub(super) fn cut_off(
+        &mut self,
+        offset: i64,
+        first: u64,
+        retries: usize,
+        unsent: usize,
+        held: &[LaneId],
+    ) -> CutOff {
+        let (mut void, mut bytes) = (0, 0);
+        for seq in self.window.open_from(offset) {
+            void += 1;
+            bytes += self.slots[self.slot(seq)].bytes as usize;
+        }
+        let given_up = self.failing.extract_if(|seq, _| *seq >= first);
+        let given_up = given_up.filter(|(_, failing)| failing.given_up).count();
+        let waiting = self.lanes.cut_off(first)
+            + self.delayed.cut_off(first)
+            + self.staged.as_mut().map_or(0, |it| it.cut_off(offset))
+            + retries;
+        for lane in held {
+            self.lanes.release(*lane);
+        }
+        let out = void - waiting - given_up;
+        self.given_up -= unsent;
+        self.void.given_up += given_up - unsent;
+        self.void.out += out;
+        debug_assert!(self.void.out <= self.out && self.void.given_up <= self.given_up);
+        self.bytes -= bytes;
+        self.counts.void += void as u64;
+        let sequences = first..self.window.delivered();
+        self.window.cut_off(offset);
+        self.inherited.cut_off(offset);
+        self.suspects.cut_off(offset, first);
+        // What is committed may be above the cut.
+        self.version += 1;
+        self.void.version = self.version;
+        self.committed.cut_off(offset);
+        self.sent_to = self.sent_to.map(|sent| sent.min(offset));
+        CutOff {
+            position: self.window.position().unwrap_or(offset),
+            sequences,
+            void,
+            out,
+            bytes,
+        }
+    }
+
+    /// Whether a report of this record changes nothing.
+    pub(super) fn is_void(&self, seq: u64) -> bool {
+        !self.window.is_open(seq)
+    }
+
+    /// A record that is gone has come back.
+    pub(super) fn void_is_back(&mut self) {
+        self.void.out = self.void.out.saturating_sub(1);
+    }
+
+    /// The dead letter of a record that is gone is acknowledged.
+    pub(super) fn void_is_settled(&mut self) {
+        self.void.given_up = self.void.given_up.saturating_sub(1);
+    }
+
     /// Takes up to `turns` turns of up to `length` records each, and [`BATCH`] records in all, into an empty buffer.
     /// `beyond`: there are no handlers for them yet.
     pub(crate) fn take_batch(
@@ -430,7 +527,7 @@ impl<R> Partition<R> {
     /// Records that are received and not finished.
     #[inline]
     pub(crate) fn unfinished(&self) -> usize {
-        self.window.span() - self.window.held()
+        self.window.unfinished()
     }
 
     /// Marks a record as finished and returns the bytes that it had kept; `None`: it was finished already.
@@ -669,7 +766,9 @@ impl<R> Partition<R> {
     }
 
     pub(crate) fn is_drained(&self) -> bool {
-        self.out == 0 && self.given_up == 0 && self.committed_left() == 0
+        self.out == self.void.out
+            && self.given_up <= self.void.given_up
+            && self.committed_left() == 0
     }
 
     /// Records that wait for the acknowledgement of a commit.
@@ -697,6 +796,10 @@ impl<R> Partition<R> {
         if self.suspects.are_none() {
             return Pass::Freely;
         }
+        if self.suspects.runs_alone() && self.void.out > 0 {
+            // What runs still of the log as it was may kill the process, and its record could not be named any more.
+            return Pass::Held;
+        }
         let Some(next) = self.lanes.peek() else {
             return Pass::Held;
         };
@@ -712,6 +815,11 @@ impl<R> Partition<R> {
     }
 
     pub(super) fn accepted(&mut self, commit: &CommitEntry) {
+        if commit.version < self.void.version {
+            // It was sent before the log was cut off, and is to be replaced.
+            self.committed = Committed::at(self.committed.offset);
+            return;
+        }
         self.committed.accepted(commit.offset, commit.version);
         self.sent_to = None;
         self.suspects.accepted(commit, &mut self.version);
@@ -800,10 +908,13 @@ impl<R> Partition<R> {
             .filter(|_| self.out > 0)
             .filter(|seq| self.window.is_open(*seq) && self.state_of(*seq) == RecordState::Running)
             .count();
+        let out = self.out - self.void.out;
         let running = match self.ordering {
-            Ordering::Unordered => self.out,
-            Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out(),
+            Ordering::Unordered => out,
+            // A turn has one kind of records only, and nobody looks which.
+            Ordering::ByKey | Ordering::ByPartition => self.lanes.turns_out().min(out),
         };
+        let given_up = self.given_up.saturating_sub(self.void.given_up);
         PartitionStatus {
             position: self.window.position(),
             committable: self.window.committable(),
@@ -813,10 +924,10 @@ impl<R> Partition<R> {
             beyond_snapshot: self.beyond_snapshot,
             running,
             at_work,
-            queued: unfinished.saturating_sub(running + retrying + self.given_up + delayed),
+            queued: unfinished.saturating_sub(running + retrying + given_up + delayed),
             delayed,
             retrying,
-            dead_lettering: self.given_up,
+            dead_lettering: given_up,
             bytes: self.bytes,
             oldest_running: self.oldest(self.window.passed(), now, clock, |state| {
                 state == RecordState::Running

@@ -141,6 +141,19 @@ impl<R> Schedule<R> {
             .count()
     }
 
+    /// Drops what waits for a partition from this sequence on, and returns the lanes that are held by that.
+    pub(crate) fn cut_off(&mut self, owner: Ownership, first: u64) -> Vec<LaneId> {
+        let mut lanes = Vec::new();
+        self.waiting.retain(|waiting| {
+            let void = waiting.owner == owner && waiting.queued.seq >= first;
+            if void {
+                lanes.push(waiting.lane);
+            }
+            !void
+        });
+        lanes
+    }
+
     /// Drops what waits for a partition that is given away.
     pub(crate) fn forget(&mut self, owner: Ownership) {
         self.waiting.retain(|waiting| waiting.owner != owner);

@@ -436,6 +436,16 @@ impl FinishedAbove {
         false
     }
 
+    /// Forgets what it holds at this offset and above: the log has other records there.
+    pub fn cut_off(&mut self, offset: i64) {
+        let kept = self.ranges.partition_point(|range| range.start < offset);
+        self.ranges.truncate(kept);
+        if let Some(last) = self.ranges.last_mut() {
+            last.end = last.end.min(offset);
+        }
+        self.passed = self.passed.min(kept);
+    }
+
     /// What either of them holds.
     fn or(&self, other: &Self) -> Self {
         let mut ranges = [&self.ranges[self.passed..], &other.ranges[other.passed..]].concat();

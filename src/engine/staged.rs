@@ -71,6 +71,13 @@ impl<R> Staged<R> {
         self.waiting.front().map(|(offset, ..)| *offset)
     }
 
+    /// Forgets what the log does not have any more, and returns how many that were.
+    pub(crate) fn cut_off(&mut self, offset: i64) -> usize {
+        let before = self.len();
+        self.forget_from(offset);
+        before - self.len()
+    }
+
     /// Forgets what no commit in flight covers, and returns the first of that.
     pub(crate) fn forget_from(&mut self, offset: i64) -> Option<i64> {
         let kept = self.waiting.partition_point(|(at, ..)| *at < offset);

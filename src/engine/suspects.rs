@@ -152,7 +152,7 @@ impl Suspects {
         (self.alone as usize).max(self.deaths.len()) + self.careful as usize
     }
 
-    fn runs_alone(&self) -> bool {
+    pub(super) fn runs_alone(&self) -> bool {
         self.note.is_some() || self.has_to_run_alone()
     }
 
@@ -330,6 +330,19 @@ impl Suspects {
         self.mark = Mark::Unset;
         self.idle_since = None;
         *version += 1;
+    }
+
+    /// The log was cut off at this offset: what is suspected of records from this sequence on is suspected of none that
+    /// there is now.
+    pub(super) fn cut_off(&mut self, offset: i64, first: u64) {
+        self.deaths.retain(|deaths| deaths.offset < offset);
+        self.note = self.note.filter(|note| note.seq < first);
+        if let Mark::Asked { head, .. } | Mark::Set { head } = self.mark
+            && head >= offset
+        {
+            // It would be gone from the commits at once, although handlers are at work.
+            self.mark = Mark::Unset;
+        }
     }
 
     /// What a commit of this offset is to say. `handed_over`: it is the last one of an orderly end.

@@ -3,6 +3,10 @@
 //! A ring indexed by *arrival sequence*: records are numbered densely as they come, so gaps in the log (compaction,
 //! transaction markers, aborted records) cost nothing and memory follows the number of records, never the distance
 //! between their offsets. One bit a record says "finished"; the watermark moves over finished records 64 at a time.
+//!
+//! When the log is cut off, sequences at and above the cut are *void*: the log has other records at their offsets now, and
+//! those get sequences of their own. Void sequences are passed as finished ones are, and are told of by nothing. Their
+//! offsets are set to the one below the cut, so that offsets go on ascending with the sequence.
 
 use std::ops::Range;
 
@@ -26,6 +30,8 @@ pub(crate) struct Window {
     /// Where consumption goes on: one above the last delivered offset, or the start offset before the first.
     position: Option<i64>,
     limit: usize,
+    /// Void sequences that the watermark may not have passed, ascending. Their bits are set.
+    void: Vec<Range<u64>>,
 }
 
 /// What [`Window::finish`] did.
@@ -58,6 +64,7 @@ impl Window {
             above: 0,
             position: start,
             limit,
+            void: Vec::new(),
         }
     }
 
@@ -85,9 +92,14 @@ impl Window {
     }
 
     /// Finished records that wait behind an unfinished one.
-    #[inline]
     pub(crate) fn held(&self) -> usize {
-        self.above
+        self.above - self.void_from(self.base)
+    }
+
+    /// Delivered records that are not finished.
+    #[inline]
+    pub(crate) fn unfinished(&self) -> usize {
+        self.span() - self.above
     }
 
     /// The last delivered offset plus one; the start offset before the first delivery.
@@ -111,6 +123,39 @@ impl Window {
         } else {
             Some(self.offsets[(self.base & self.mask) as usize])
         }
+    }
+
+    /// Unfinished records at this offset and above it, by sequence: what [`cut_off`](Self::cut_off) would make void.
+    pub(crate) fn open_from(&self, offset: i64) -> impl Iterator<Item = u64> {
+        (self.first_from(offset)..self.next).filter(|seq| self.is_open(*seq))
+    }
+
+    /// The log ends before this offset, or has other records from there on: what was delivered of it is void, and
+    /// consumption goes on there.
+    pub(crate) fn cut_off(&mut self, offset: i64) {
+        let first = self.first_from(offset);
+        for seq in first..self.next {
+            self.offsets[(seq & self.mask) as usize] = offset - 1;
+            let word = &mut self.finished[((seq & self.mask) / WORD) as usize];
+            self.above += usize::from(*word >> (seq % WORD) & 1 == 0);
+            *word |= 1 << (seq % WORD);
+        }
+        // Earlier ones from there on are part of the new range.
+        self.void
+            .retain(|void| void.start < first && void.end > self.base);
+        if first < self.next {
+            self.void.push(first..self.next);
+        }
+        self.position = Some(self.position.map_or(offset, |known| known.min(offset)));
+        self.advance();
+    }
+
+    /// Void sequences in the window from this one on.
+    fn void_from(&self, seq: u64) -> usize {
+        let from = seq.max(self.base);
+        let void = self.void.iter();
+        void.map(|void| void.end.saturating_sub(void.start.max(from)) as usize)
+            .sum()
     }
 
     /// Takes in the next record of the log and returns its sequence.
@@ -209,19 +254,19 @@ impl Window {
 
     /// How many records are finished at this offset and above it, behind an unfinished one.
     pub fn finished_from(&self, offset: i64) -> usize {
-        let mut from = self.first_from(offset);
-        let mut count = 0;
+        let first = self.first_from(offset);
+        let (mut from, mut count) = (first, 0);
         while from < self.next {
             count += (self.word(from) >> (from % WORD)).count_ones() as usize;
             from += WORD - from % WORD;
         }
-        count
+        count - self.void_from(first)
     }
 
     /// Finished records behind this one, which has not finished.
     pub(crate) fn finished_behind(&self, seq: u64) -> usize {
         if seq == self.base {
-            return self.above;
+            return self.held();
         }
         self.offset(seq)
             .map_or(0, |offset| self.finished_from(offset))
@@ -233,8 +278,9 @@ impl Window {
         self.offset(seq) == Some(offset) && self.is_open(seq)
     }
 
-    /// The first sequence in the window whose offset is this one or a higher one.
-    fn first_from(&self, offset: i64) -> u64 {
+    /// The first sequence in the window whose offset is this one or a higher one. Void ones lie below all that came
+    /// after them, and behind all that they came after.
+    pub(crate) fn first_from(&self, offset: i64) -> u64 {
         let (mut from, mut to) = (self.base, self.next);
         while from < to {
             let middle = from + (to - from) / 2;
@@ -298,11 +344,22 @@ impl Iterator for FinishedRanges<'_> {
     type Item = Range<i64>;
 
     fn next(&mut self) -> Option<Range<i64>> {
-        let first = self.next_with(self.seq, true);
-        if first == self.window.next {
-            return None;
-        }
-        let end = self.next_with(first, false);
+        let (first, end) = loop {
+            let first = self.next_with(self.seq, true);
+            if first == self.window.next {
+                return None;
+            }
+            let end = self.next_with(first, false);
+            let void = self.window.void.iter();
+            match void
+                .clone()
+                .find(|void| void.start < end && void.end > first)
+            {
+                None => break (first, end),
+                Some(void) if void.start > first => break (first, void.start),
+                Some(void) => self.seq = void.end,
+            }
+        };
         self.seq = end;
         let offset = |seq: u64| self.window.offsets[(seq & self.window.mask) as usize];
         Some(offset(first)..offset(end - 1) + 1)
@@ -445,22 +502,92 @@ mod tests {
         assert_eq!(window.committable(), Some(5_000));
     }
 
+    #[test]
+    fn a_log_that_was_cut_off_keeps_what_is_unfinished_below_and_has_new_records_above() {
+        let mut window = delivered(0, 0..10);
+        for seq in [1, 2, 6, 8] {
+            window.finish(seq);
+        }
+        window.cut_off(5);
+        assert_eq!(
+            (window.position(), window.committable()),
+            (Some(5), Some(0))
+        );
+        assert_eq!((window.held(), window.unfinished()), (2, 3));
+        assert!(window.finished_ranges().eq(std::iter::once(1..3)));
+        // The same offsets again, and none of the old sequences.
+        let again: Vec<_> = (5..8).map(|offset| window.deliver(offset)).collect();
+        assert_eq!(again, [10, 11, 12]);
+        assert!(window.is_unfinished(5) && window.is_unfinished(4));
+        assert_eq!(window.finish(5), Finish::Stale, "it was void");
+        window.finish(11);
+        assert!(window.finished_ranges().eq([1..3, 6..7]));
+        assert_eq!((window.finished_from(0), window.finished_from(5)), (3, 1));
+        for seq in [0, 3, 4] {
+            window.finish(seq);
+        }
+        assert_eq!(window.committable(), Some(5), "the new one is not finished");
+        window.finish(10);
+        assert_eq!(window.committable(), Some(7));
+    }
+
+    #[test]
+    fn a_cut_below_all_that_is_in_the_window_takes_the_committable_offset_back() {
+        let mut window = delivered(0, 0..10);
+        (0..7).for_each(|seq| assert_eq!(window.finish(seq), Finish::Advanced));
+        window.cut_off(4);
+        assert_eq!((window.committable(), window.span()), (Some(4), 0));
+        assert_eq!(window.finish(8), Finish::Stale);
+        assert_eq!(window.deliver(4), 10);
+        assert_eq!(window.committable(), Some(4));
+    }
+
+    #[test]
+    fn a_second_cut_below_the_first_makes_void_what_came_in_between() {
+        let mut window = delivered(0, 0..10);
+        window.cut_off(7);
+        window.deliver(7);
+        window.cut_off(8);
+        window.deliver(8);
+        window.cut_off(3);
+        window.deliver(3);
+        assert_eq!((window.unfinished(), window.held()), (4, 0));
+        assert!(window.finished_ranges().eq([]));
+        for seq in 0..3 {
+            window.finish(seq);
+        }
+        assert_eq!((window.committable(), window.span()), (Some(3), 1));
+    }
+
     /// Every delivered record in a list, looked through from the front each time.
     #[derive(Default)]
     struct Model {
-        /// Offset and whether it is finished, by sequence.
-        records: Vec<(i64, bool)>,
+        /// By sequence.
+        records: Vec<Known>,
         position: i64,
+    }
+
+    #[derive(Clone, Copy)]
+    struct Known {
+        offset: i64,
+        finished: bool,
+        void: bool,
+    }
+
+    impl Known {
+        fn is_open(&self) -> bool {
+            !self.finished && !self.void
+        }
     }
 
     impl Model {
         fn open(&self) -> Option<(u64, i64)> {
-            let first = self.records.iter().position(|(_, finished)| !finished)?;
-            Some((first as u64, self.records[first].0))
+            let first = self.records.iter().position(Known::is_open)?;
+            Some((first as u64, self.records[first].offset))
         }
 
         /// The records from the lowest unfinished one on.
-        fn in_window(&self) -> &[(i64, bool)] {
+        fn in_window(&self) -> &[Known] {
             &self.records[self.records.len() - self.span()..]
         }
 
@@ -476,7 +603,8 @@ mod tests {
         fn ranges(&self) -> Vec<Range<i64>> {
             let mut ranges: Vec<Range<i64>> = Vec::new();
             let mut joins = false;
-            for &(offset, finished) in self.in_window() {
+            for known in self.in_window() {
+                let (offset, finished) = (known.offset, known.finished && !known.void);
                 match ranges.last_mut() {
                     _ if !finished => {}
                     Some(last) if joins => last.end = offset + 1,
@@ -485,6 +613,13 @@ mod tests {
                 joins = finished;
             }
             ranges
+        }
+
+        fn cut_off(&mut self, at: i64) {
+            for known in &mut self.records {
+                known.void |= known.offset >= at;
+            }
+            self.position = self.position.min(at);
         }
     }
 
@@ -496,6 +631,8 @@ mod tests {
         Finish(prop::sample::Index, usize, usize),
         FinishOldest(usize),
         SkipTo(i64),
+        /// So far below the position.
+        CutOff(i64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -505,17 +642,18 @@ mod tests {
                 .prop_map(|(at, count, stride)| Step::Finish(at, count, stride)),
             (1..150usize).prop_map(Step::FinishOldest),
             (0..20i64).prop_map(Step::SkipTo),
+            prop_oneof![-3..40i64, 0..600i64].prop_map(Step::CutOff),
         ];
         prop::collection::vec(step, 1..40)
     }
 
     fn finish_both(window: &mut Window, model: &mut Model, seq: u64) {
         let before = model.committable();
-        let Some((_, finished)) = model.records.get_mut(seq as usize) else {
+        let Some(known) = model.records.get_mut(seq as usize) else {
             assert_eq!(window.finish(seq), Finish::Stale);
             return;
         };
-        let expected = match std::mem::replace(finished, true) {
+        let expected = match std::mem::replace(&mut known.finished, true) || known.void {
             true => Finish::Stale,
             false if model.committable() != before => Finish::Advanced,
             false => Finish::Held,
@@ -542,7 +680,7 @@ mod tests {
                             let offset = model.position + gap - 1;
                             let seq = window.deliver(offset);
                             prop_assert_eq!(seq, model.records.len() as u64);
-                            model.records.push((offset, false));
+                            model.records.push(Known { offset, finished: false, void: false });
                             model.position = offset + 1;
                         }
                     }
@@ -564,6 +702,14 @@ mod tests {
                         model.position += by;
                         window.skip_to(model.position);
                     }
+                    Step::CutOff(below) => {
+                        let at = (model.position - below).max(0);
+                        let open = |known: &&Known| known.is_open() && known.offset >= at;
+                        let void = model.records.iter().filter(open).count();
+                        prop_assert_eq!(window.open_from(at).count(), void);
+                        window.cut_off(at);
+                        model.cut_off(at);
+                    }
                 }
                 prop_assert_eq!(window.committable(), Some(model.committable()));
                 prop_assert_eq!(window.position(), Some(model.position));
@@ -571,14 +717,20 @@ mod tests {
                 prop_assert_eq!(window.room(), limit - model.span());
                 prop_assert_eq!(window.head(), model.open().map(|(seq, _)| seq));
                 let ranges = model.ranges();
-                let held = model.in_window().iter().filter(|(_, finished)| *finished).count();
+                let is_held = |known: &&Known| known.finished && !known.void;
+                let held = model.in_window().iter().filter(is_held).count();
                 prop_assert_eq!(window.held(), held);
+                let unfinished = model.records.iter().filter(|known| known.is_open()).count();
+                prop_assert_eq!(window.unfinished(), unfinished);
                 prop_assert_eq!(window.finished_ranges().collect::<Vec<_>>(), ranges);
                 let first = model.records.len() - model.span();
-                for (at, (offset, finished)) in model.in_window().iter().enumerate() {
+                for (at, known) in model.in_window().iter().enumerate() {
                     let seq = (first + at) as u64;
-                    prop_assert_eq!(window.offset(seq), Some(*offset));
-                    prop_assert_eq!(window.is_open(seq), !finished);
+                    prop_assert_eq!(window.is_open(seq), known.is_open());
+                    if !known.void {
+                        prop_assert_eq!(window.offset(seq), Some(known.offset));
+                        prop_assert_eq!(window.is_unfinished(known.offset), known.is_open());
+                    }
                 }
             }
         }

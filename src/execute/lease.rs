@@ -1,6 +1,7 @@
 //! A handler's view of the ownership that it works under.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +25,10 @@ pub(crate) struct Fence {
     condemns: AtomicBool,
     /// No handler of this ownership is awaited any longer.
     interrupts: AtomicBool,
-    /// Told when it was closed, or a record condemned.
+    /// Sequences of records that the log does not have any more; and whether there are any.
+    void: Mutex<Vec<Range<u64>>>,
+    has_void: AtomicBool,
+    /// Told when it was closed, or records were condemned or became void.
     told: Notify,
 }
 
@@ -58,14 +62,30 @@ impl Fence {
         self.interrupts.load(Ordering::Acquire)
     }
 
+    /// The log was cut off below these: their handlers are told that they are cancelled. They are few, and one more at each
+    /// cut.
+    pub(crate) fn make_void(&self, sequences: Range<u64>) {
+        lock(&self.void).push(sequences);
+        self.has_void.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    fn is_void(&self, seq: u64) -> bool {
+        self.has_void.load(Ordering::Acquire)
+            && lock(&self.void).iter().any(|void| void.contains(&seq))
+    }
+
     pub(super) fn is_condemned(&self, seq: u64) -> bool {
         self.condemns.load(Ordering::Acquire) && self.condemned().contains(&seq)
     }
 
     fn condemned(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.condemned
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.condemned)
+    }
+
+    /// Nothing that this record's handler does counts any more, or it is soon to be over.
+    fn is_cancelled(&self, seq: u64) -> bool {
+        self.is_closed() || self.is_condemned(seq) || self.is_void(seq)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -83,6 +103,10 @@ impl Fence {
             news.await;
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What all attempts of a batch share. One executor makes it and counts it, so that executors do not fight over the
@@ -103,12 +127,11 @@ impl Lease {
     }
 
     pub(crate) fn is_cancelled(&self, seq: u64) -> bool {
-        self.fence.is_closed() || self.fence.is_condemned(seq)
+        self.fence.is_cancelled(seq)
     }
 
     pub(crate) async fn cancelled(&self, seq: u64) {
-        let told = |fence: &Fence| fence.is_closed() || fence.is_condemned(seq);
-        self.fence.wait_until(told).await;
+        self.fence.wait_until(|fence| fence.is_cancelled(seq)).await;
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {

@@ -50,8 +50,8 @@ impl Pump {
         }
     }
 
-    /// Executors have a stock, each record of which would be thrown at what is down.
-    fn recall(&mut self) {
+    /// Executors have a stock, each record of which would be thrown at what is down. What is called back is sorted again.
+    pub(super) fn recall(&mut self) {
         self.context.recall.call();
         self.context.fence_closed();
         self.take_back();

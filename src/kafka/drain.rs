@@ -283,6 +283,7 @@ impl Pump {
             dead_lettered,
             moved,
             dropped,
+            void,
             retried,
             postponed,
             outages,
@@ -296,6 +297,7 @@ impl Pump {
         report.dead_lettered += dead_lettered;
         report.moved_to_retry += moved;
         report.dropped += dropped;
+        report.void += void;
         report.retried += retried;
         report.postponed += postponed;
         report.outages += outages;

@@ -53,6 +53,13 @@ impl Epochs {
         Some(self.known[before.checked_sub(1)?].1)
     }
 
+    /// The log was cut off at this offset, and that is known now.
+    pub(super) fn cut_off(&mut self, offset: i64) {
+        let kept = self.known.partition_point(|(first, _)| *first < offset);
+        self.known.truncate(kept);
+        self.unproven = None;
+    }
+
     pub(super) fn forget_below(&mut self, offset: i64) {
         let before = self.known.partition_point(|(first, _)| *first < offset);
         self.known.drain(..before.saturating_sub(1));
@@ -78,6 +85,18 @@ mod tests {
         assert_eq!(epochs.known.len(), 2);
         assert_eq!(below(&epochs)[3..], [Some(2), Some(2), Some(5)]);
         assert_eq!(Epochs::from(7, Some(3)).below(7), Some(3));
+    }
+
+    #[test]
+    fn a_log_that_was_cut_off_goes_on_with_the_epochs_below_the_cut() {
+        let mut epochs = Epochs::from(3, Some(0));
+        for (offset, epoch) in [(3, 0), (10, 2), (20, 5)] {
+            assert!(epochs.read(offset, Some(epoch)));
+        }
+        epochs.cut_off(15);
+        assert_eq!(epochs.below(21), Some(2));
+        assert!(epochs.read(15, Some(6)));
+        assert_eq!((epochs.below(15), epochs.below(16)), (Some(2), Some(6)));
     }
 
     #[test]

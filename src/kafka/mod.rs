@@ -16,7 +16,6 @@ mod giving_up;
 mod inspect;
 mod intake;
 mod log;
-mod membership;
 mod outage;
 mod prefetch;
 mod producer;

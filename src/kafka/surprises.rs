@@ -1,8 +1,13 @@
 //! A log that is not what it was: the position is gone, the log was cut or begins anew, the topic is another one.
 //!
 //! The client stops at such a partition, or is stopped. What there is now is asked for without waiting, other partitions go
-//! on meanwhile, then it is decided where reading goes on, if at all. What has been read already stays: it is finished and
-//! committed as before, unless the new log begins below it.
+//! on meanwhile, then it is decided where reading goes on, if at all.
+//!
+//! What has been read already stays, and is finished and committed as before, with two exceptions. Of a topic that was made
+//! anew, which its id tells, all is another log: nothing of the old one is kept. And where the same log goes on below the
+//! position, since it was cut off or somebody asks for it, what was read from there on is void: the log has, or may have,
+//! other records at those offsets. Brokers older than 2.8 give topics no ids: there everything is taken for the same log, so
+//! that nothing below the offset where reading goes on is dropped or passed unfinished.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -24,7 +29,7 @@ use super::{
 };
 use crate::{
     consumer::{Event, OutOfRange, RunErrorKind, StopReason, StoppedPartition, TopicPartition},
-    engine::{Inherited, TopicSeen},
+    engine::{CutOff, Inherited, TopicSeen},
     execute::Fence,
     record::Source,
 };
@@ -114,8 +119,8 @@ enum Verdict {
     Here,
     /// From here on, what lies before was skipped.
     Skip(i64),
-    /// From here on, in a log of which nothing is known.
-    Anew(i64),
+    /// From here on, which is below the position: in the same log, which was cut off or is to be read again.
+    CutOff(i64),
     Stop(StopReason),
     EndRun,
 }
@@ -334,32 +339,44 @@ impl Pump {
         let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
         match (verdict, trouble) {
             (Verdict::Here, _) => self.reread(consumer, slot, position),
-            (Verdict::Anew(at), Trouble::WentBack(_)) => {
-                tracing::warn!(%topic, partition, position, start = at, "the log went back, and is read from there");
+            (Verdict::CutOff(at), Trouble::WentBack(_)) => {
+                let void = self.cut_off(consumer, slot, at);
+                tracing::warn!(
+                    %topic, partition, position, start = at, void,
+                    "the log went back, and is read from there; what is unfinished below is handled as before"
+                );
                 self.tell(Event::LogReset {
                     partition: place,
                     last: position - 1,
                     offset: at,
+                    void,
                 });
-                self.begin_anew(consumer, slot, at, known);
             }
-            (Verdict::Anew(at), Trouble::Truncated(Some(_))) => {
+            (Verdict::CutOff(at), Trouble::Truncated(Some(_))) => {
+                let void = self.cut_off(consumer, slot, at);
                 tracing::warn!(
-                    %topic, partition, position, start = at,
+                    %topic, partition, position, start = at, void,
                     "the log was cut off below the position, most likely by an unclean leader election: what has taken \
-                     the place of lost records is read"
+                     the place of lost records is read, and what is unfinished below is handled as before"
                 );
                 self.tell(Event::LogTruncated {
                     partition: place,
                     position,
-                    start: at,
+                    start: at.min(position),
+                    void,
                 });
-                self.begin_anew(consumer, slot, at, known);
             }
-            (Verdict::Anew(at) | Verdict::Skip(at), _) => {
+            (Verdict::CutOff(at) | Verdict::Skip(at), _) => {
                 let skipped = skipped(position, at, first);
+                let void = match verdict {
+                    Verdict::CutOff(_) => self.cut_off(consumer, slot, at),
+                    _ => {
+                        self.skip_to(consumer, slot, at);
+                        0
+                    }
+                };
                 tracing::error!(
-                    %topic, partition, position, log_start = first, log_end = next, resumed_at = at, skipped,
+                    %topic, partition, position, log_start = first, log_end = next, resumed_at = at, skipped, void,
                     "the position is not in the log, and reading goes on where it was chosen to"
                 );
                 self.tell(Event::OffsetOutOfRange {
@@ -369,11 +386,8 @@ impl Pump {
                     log_end: next,
                     resumed_at: Some(at),
                     skipped,
+                    void,
                 });
-                match verdict {
-                    Verdict::Skip(_) => self.skip_to(consumer, slot, at),
-                    _ => self.begin_anew(consumer, slot, at, known),
-                }
             }
             (Verdict::Stop(reason), _) => {
                 let stopped = StoppedPartition {
@@ -397,6 +411,7 @@ impl Pump {
                     log_end: next,
                     resumed_at: None,
                     skipped: 0,
+                    void: 0,
                 });
                 if let Some(held) = &mut self.held[slot] {
                     held.log = Log::Stopped(stopped);
@@ -416,6 +431,7 @@ impl Pump {
                     log_end: next,
                     resumed_at: None,
                     skipped: 0,
+                    void: 0,
                 });
                 self.fail(RunErrorKind::OffsetOutOfRange, message);
             }
@@ -428,12 +444,41 @@ impl Pump {
             topic, partition, ..
         } = &*held.source;
         let position = self.engine.status(held.owner).and_then(|it| it.position);
-        tracing::warn!(%topic, partition, position, offset, "a stopped partition goes on, as asked for");
-        let topic = held.identity.topic();
-        match position {
-            Some(position) if offset < position => self.begin_anew(consumer, slot, offset, topic),
-            _ => self.skip_to(consumer, slot, offset),
+        let (topic, partition) = (Arc::clone(topic), *partition);
+        let void = match position {
+            Some(position) if offset < position => self.cut_off(consumer, slot, offset),
+            _ => {
+                self.skip_to(consumer, slot, offset);
+                0
+            }
+        };
+        tracing::warn!(%topic, partition, position, offset, void, "a stopped partition goes on, as asked for");
+    }
+
+    /// Goes on at a lower offset of the same log, and returns how many unfinished records that makes void. What is below
+    /// that offset goes on as if nothing had happened.
+    fn cut_off(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) -> usize {
+        let held = self.held[slot].as_mut().expect("it is being attended to");
+        let Some(cut) = self.engine.cut_off(held.owner, offset) else {
+            // It is given away in this moment.
+            return 0;
+        };
+        let CutOff {
+            position,
+            sequences,
+            void,
+            out,
+            ..
+        } = cut;
+        held.epochs.cut_off(offset);
+        if out > 0 {
+            // First what has not started is called back: handlers that end would make room for it.
+            let fence = Arc::clone(&held.fence);
+            self.recall();
+            fence.make_void(sequences);
         }
+        self.reread(consumer, slot, position);
+        void
     }
 
     /// Goes on at a later offset. Gaps are normal: what is unfinished below it is finished and committed first.
@@ -443,7 +488,7 @@ impl Pump {
         self.reread(consumer, slot, offset);
     }
 
-    /// Goes on in a log of which nothing is known: a new ownership.
+    /// Goes on in another log, of a topic that was made anew: a new ownership. Nothing of the old one is kept.
     fn begin_anew(&mut self, consumer: &BaseConsumer, slot: usize, start: i64, topic: TopicSeen) {
         let held = self.held[slot].as_mut().expect("it is being attended to");
         held.fence.close(Instant::now());
@@ -570,20 +615,22 @@ fn judge(trouble: Trouble, position: i64, first: i64, next: i64, policy: OutOfRa
     let reason = match trouble {
         // It is the same one after all.
         Trouble::Recreated | Trouble::Silent => return Verdict::Here,
-        Trouble::WentBack(offset) => return Verdict::Anew(offset.clamp(first, next)),
+        Trouble::WentBack(offset) => return Verdict::CutOff(offset.clamp(first, next)),
         // All from there on is new, and nothing before it is skipped.
-        Trouble::Truncated(Some(end)) if end >= first => return Verdict::Anew(end.min(next)),
+        Trouble::Truncated(Some(end)) if end >= first => return Verdict::CutOff(end.min(next)),
         _ if position < first => StopReason::Deleted,
         // There is nothing that could be skipped.
-        _ if position > next && first == next => return Verdict::Anew(next),
+        _ if position > next && first == next => return Verdict::CutOff(next),
         _ if position > next => StopReason::Truncated,
         Trouble::Truncated(_) => StopReason::Truncated,
         Trouble::OutOfRange | Trouble::Elected => return Verdict::Here,
     };
     let go_on = |at| match at < position {
-        true => Verdict::Anew(at),
+        true => Verdict::CutOff(at),
         false => Verdict::Skip(at),
     };
+    // Where the log was cut is not known, but that it was below its end. To go on at the end drops nothing that may still be
+    // there. To go on at its start reads all again, also what had finished: any of it may have been replaced.
     match policy {
         OutOfRange::StopPartition => Verdict::Stop(reason),
         OutOfRange::Earliest => go_on(first),
@@ -633,8 +680,8 @@ mod tests {
             cut_off,
             [
                 Verdict::Stop(StopReason::Truncated),
-                Verdict::Anew(40),
-                Verdict::Anew(90),
+                Verdict::CutOff(40),
+                Verdict::CutOff(90),
                 Verdict::EndRun
             ]
         );
@@ -656,11 +703,11 @@ mod tests {
             let judge =
                 |trouble, position, first, next| judge(trouble, position, first, next, policy);
             assert_eq!(judge(Trouble::OutOfRange, 60, 40, 90), Verdict::Here);
-            assert_eq!(judge(Trouble::OutOfRange, 95, 90, 90), Verdict::Anew(90));
+            assert_eq!(judge(Trouble::OutOfRange, 95, 90, 90), Verdict::CutOff(90));
             assert_eq!(judge(Trouble::Recreated, 60, 40, 90), Verdict::Here);
-            assert_eq!(judge(Trouble::WentBack(7), 60, 0, 90), Verdict::Anew(7));
+            assert_eq!(judge(Trouble::WentBack(7), 60, 0, 90), Verdict::CutOff(7));
             let cut_off = judge(Trouble::Truncated(Some(50)), 60, 40, 90);
-            assert_eq!(cut_off, Verdict::Anew(50));
+            assert_eq!(cut_off, Verdict::CutOff(50));
         }
     }
 

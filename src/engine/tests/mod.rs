@@ -5,6 +5,7 @@ mod bounds;
 mod breaker;
 mod commits;
 mod crashes;
+mod cuts;
 mod delays;
 mod model;
 mod order;

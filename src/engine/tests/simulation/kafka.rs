@@ -33,6 +33,8 @@ pub(super) enum Fate {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) offset: i64,
+    /// How often the log had been cut off when it was written.
+    pub(super) cuts: usize,
     pub(super) key: Option<u64>,
     pub(super) bytes: usize,
     pub(super) fate: Fate,
@@ -78,6 +80,8 @@ pub(super) struct Committed {
     pub(super) offset: i64,
     pub(super) metadata: String,
     epoch: u32,
+    /// Cuts of the log that its owner knew of.
+    pub(super) cuts: usize,
     /// The tenure that committed it.
     by: usize,
 }
@@ -89,6 +93,8 @@ pub(super) struct Log {
     pub(super) entries: Vec<Entry>,
     pub(super) start: i64,
     pub(super) end: i64,
+    /// Where it was cut off, one time after the other.
+    pub(super) cuts: Vec<i64>,
     pub(super) committed: Option<Committed>,
     /// The process that the coordinator gave it to.
     owner: Option<u32>,
@@ -102,6 +108,8 @@ pub(super) struct Tenure {
     process: u32,
     pub(super) partition: usize,
     pub(super) epoch: u32,
+    /// Cuts of the log that it knows of.
+    pub(super) cuts: usize,
     /// Where it began, and where it has read to.
     start: i64,
     pub(super) read_to: i64,
@@ -113,7 +121,7 @@ pub(super) struct Tenure {
     /// Its last commit had no room for all that had finished.
     cut: bool,
     /// Started and not finished, with the lane where there is one.
-    running: Vec<(Option<u64>, i64)>,
+    running: Vec<(Option<u64>, Record)>,
     /// Its last commit names this record as one that runs alone.
     noted: Option<i64>,
     /// Records under which processes have died, as it was told: each is named by a commit before it runs.
@@ -139,10 +147,17 @@ pub(super) enum GroupEvent {
     Lost,
 }
 
+/// One partition's part of a commit, as its tenure meant it when it knew of so many cuts.
+pub(super) struct Sent {
+    pub(super) tenure: usize,
+    pub(super) cuts: usize,
+    pub(super) entry: CommitEntry,
+}
+
 /// A commit on its way to the coordinator.
 pub(super) struct Request {
     pub(super) process: u32,
-    pub(super) entries: Vec<(usize, CommitEntry)>,
+    pub(super) entries: Vec<Sent>,
     pub(super) arrives: Instant,
     /// Of partitions that are given away: the coordinator waits for it.
     pub(super) last: bool,
@@ -228,6 +243,11 @@ pub(super) struct Counts {
     pub(super) delayed: u64,
     pub(super) out_of_time: u64,
     pub(super) interrupted: u64,
+    pub(super) cut_off: u64,
+    pub(super) void: u64,
+    pub(super) void_out: u64,
+    pub(super) kept: u64,
+    pub(super) committed_beyond: u64,
 }
 
 impl Counts {
@@ -238,7 +258,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 31] {
+    fn all_mut(&mut self) -> [&mut u64; 36] {
         let Self {
             records,
             started,
@@ -271,6 +291,11 @@ impl Counts {
             delayed,
             out_of_time,
             interrupted,
+            cut_off,
+            void,
+            void_out,
+            kept,
+            committed_beyond,
         } = self;
         [
             records,
@@ -304,6 +329,11 @@ impl Counts {
             delayed,
             out_of_time,
             interrupted,
+            cut_off,
+            void,
+            void_out,
+            kept,
+            committed_beyond,
         ]
     }
 
@@ -321,6 +351,12 @@ pub(super) fn identity(partition: usize) -> Identity {
     Identity::new("cluster", "group", "topic", partition as i32)
 }
 
+impl Committed {
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+}
+
 impl Entry {
     fn is_open(&self) -> bool {
         self.finished_in.is_empty() && !self.forfeited && !self.told_deleted
@@ -334,6 +370,16 @@ impl Log {
             .binary_search_by_key(&offset, |entry| entry.offset)
             .ok()?;
         Some(&mut self.entries[at])
+    }
+
+    /// The lowest offset at which it was cut off since somebody knew of so many cuts.
+    pub(super) fn cut_since(&self, known: usize) -> i64 {
+        self.cuts
+            .iter()
+            .skip(known)
+            .copied()
+            .min()
+            .unwrap_or(i64::MAX)
     }
 
     /// What is committed goes back. `true`: it was ahead.
@@ -427,6 +473,7 @@ impl Kafka {
         let key = random.within(0..setup.keys);
         log.entries.push(Entry {
             offset: log.end,
+            cuts: log.cuts.len(),
             key: (!keyless).then_some(key),
             bytes: random.within(600..super::LARGEST as u64) as usize,
             fate,
@@ -460,8 +507,40 @@ impl Kafka {
         log.epoch += 1;
         log.entries.clear();
         (log.start, log.end) = (0, 0);
+        log.cuts.clear();
         log.committed = None;
         self.counts.resets += 1;
+    }
+
+    /// A broker that had missed some of the log has become its leader: they are gone, and others take their offsets.
+    pub(super) fn cut(&mut self, partition: usize, random: &mut Random) {
+        let log = &mut self.logs[partition];
+        // Somewhere near the end, but for the first record: by that another log is told.
+        let first = log.entries.len().saturating_sub(60).max(1);
+        let Some(range) = log.entries.get(first..).filter(|range| !range.is_empty()) else {
+            return;
+        };
+        let at = first + random.below(range.len());
+        let offset = log.entries[at].offset;
+        if offset < log.start {
+            return;
+        }
+        log.entries.truncate(at);
+        log.end = offset;
+        log.cuts.push(offset);
+        self.tell(|| format!("partition {partition} is cut off at {offset}"));
+    }
+
+    /// An owner has noticed the cuts up to now, and goes on from the lowest of them, or from where it was.
+    pub(super) fn noticed_cut(&mut self, tenure: usize, offset: i64) {
+        let this = &mut self.tenures[tenure];
+        this.cuts = self.logs[this.partition].cuts.len();
+        this.read_to = this.read_to.min(offset);
+        this.start = this.start.min(offset);
+        this.committed = this.committed.min(offset);
+        this.noted = this.noted.filter(|noted| *noted < offset);
+        this.blamed.retain(|blamed| *blamed < offset);
+        self.tell(|| format!("tenure {tenure} notices that its log was cut off at {offset}"));
     }
 
     /// The oldest records are deleted, whether somebody has read them or not.
@@ -664,6 +743,7 @@ impl Kafka {
         process: u32,
         partition: usize,
         start: i64,
+        cuts: usize,
         knows: bool,
     ) -> usize {
         let tenure = self.tenures.len();
@@ -690,6 +770,7 @@ impl Kafka {
             process,
             partition,
             epoch: log.epoch,
+            cuts,
             start,
             read_to: start,
             committed: i64::MIN,
@@ -785,6 +866,7 @@ impl Kafka {
         let Tenure {
             partition,
             epoch,
+            cuts,
             start,
             read_to,
             committed,
@@ -794,7 +876,10 @@ impl Kafka {
         let there = epoch == log.epoch;
         let taken_on = start..read_to.min(committed);
         log.entries.iter_mut().filter(move |entry| {
-            there && taken_on.contains(&entry.offset) && entry.finished_in.is_empty()
+            there
+                && entry.cuts <= cuts
+                && taken_on.contains(&entry.offset)
+                && entry.finished_in.is_empty()
         })
     }
 
@@ -829,6 +914,7 @@ impl Kafka {
         let Tenure {
             partition,
             epoch,
+            cuts,
             start,
             read_to,
             committed,
@@ -836,10 +922,9 @@ impl Kafka {
         } = self.tenures[tenure];
         let log = &self.logs[partition];
         let taken_on = start..read_to.min(committed);
-        let ahead = log
-            .entries
-            .iter()
-            .filter(|entry| taken_on.contains(&entry.offset) && entry.finished_in.is_empty());
+        let ahead = log.entries.iter().filter(|entry| {
+            entry.cuts <= cuts && taken_on.contains(&entry.offset) && entry.finished_in.is_empty()
+        });
         if epoch == log.epoch { ahead.count() } else { 0 }
     }
 
@@ -854,10 +939,15 @@ impl Kafka {
         }
         let Tenure {
             partition,
+            cuts,
             start,
             read_to,
             ..
         } = self.tenures[tenure];
+        if self.logs[partition].cuts.len() > cuts {
+            // What it knows of is gone, and what there is now it has not read.
+            return;
+        }
         let end = acknowledged.map_or(start, |offset| offset.min(read_to));
         let left = self.logs[partition].entries.iter().filter(|entry| {
             (start..end).contains(&entry.offset) && !entry.reported_in.contains(&tenure)
@@ -894,9 +984,12 @@ impl Kafka {
         if log.epoch != record.epoch {
             return None;
         }
-        log.entries
+        let at = log
+            .entries
             .binary_search_by_key(&record.offset, |entry| entry.offset)
-            .ok()
+            .ok()?;
+        // Another may have taken its place.
+        (log.entries[at].cuts == record.cuts).then_some(at)
     }
 
     pub(super) fn fate(&self, record: Record) -> Fate {
@@ -928,7 +1021,7 @@ impl Kafka {
             beside.is_none(),
             "{record:?} runs beside {beside:?} of its lane"
         );
-        running.push((lane, record.offset));
+        running.push((lane, record));
         self.runs_alone_if_it_has_to(tenure, record);
         let Some(at) = self.index(record) else {
             return;
@@ -995,7 +1088,8 @@ impl Kafka {
             return;
         }
         let suspects = |tenure: &Tenure| {
-            let is_out = |noted: &i64| tenure.running.iter().any(|(_, offset)| offset == noted);
+            let mut running = tenure.running.iter();
+            let is_out = |noted: &i64| running.any(|(_, record)| record.offset == *noted);
             tenure.noted.filter(is_out)
         };
         let this = &self.tenures[tenure];
@@ -1117,7 +1211,7 @@ impl Kafka {
     pub(super) fn stopped(&mut self, tenure: usize, record: Record) {
         self.tenures[tenure]
             .running
-            .retain(|(_, offset)| *offset != record.offset);
+            .retain(|(_, other)| *other != record);
     }
 
     /// What a handler did is done, or a dead letter is safe.
@@ -1210,14 +1304,14 @@ impl Kafka {
             ..
         } = request;
         let count = entries.len();
-        let too_long = |entry: &CommitEntry| entry.metadata.len() > self.metadata_limit;
+        let too_long = |sent: &Sent| sent.entry.metadata.len() > self.metadata_limit;
         let in_group = self.group.contains(&process);
         let trouble = !self.calm && random.chance(100);
         let mut slow = false;
         self.counts.commits += 1;
-        let (applied, results, overall) = if entries.iter().any(|(_, entry)| too_long(entry)) {
+        let (applied, results, overall) = if entries.iter().any(too_long) {
             // The others go through, and librdkafka reports the whole list as failed.
-            let applied = entries.iter().map(|(_, entry)| !too_long(entry)).collect();
+            let applied = entries.iter().map(|sent| !too_long(sent)).collect();
             let everywhere = vec![CommitResult::Shrink; count];
             (applied, everywhere, CommitResult::Shrink)
         } else if self.fenced.contains(&process) || self.forbidden.contains(&process) {
@@ -1276,9 +1370,9 @@ impl Kafka {
             }
         };
         self.counts.refused += u64::from(overall != CommitResult::Accepted);
-        for ((tenure, entry), applied) in entries.iter().zip(applied) {
+        for (sent, applied) in entries.iter().zip(applied) {
             if applied {
-                self.apply(*tenure, entry);
+                self.apply(sent);
             }
         }
         self.tell(|| format!("process {process} is answered {overall:?} {results:?}"));
@@ -1295,7 +1389,12 @@ impl Kafka {
         });
     }
 
-    fn apply(&mut self, tenure: usize, commit: &CommitEntry) {
+    fn apply(&mut self, sent: &Sent) {
+        let &Sent {
+            tenure,
+            cuts,
+            entry: ref commit,
+        } = sent;
         let current = self.is_current(tenure);
         self.tell(|| {
             format!(
@@ -1323,6 +1422,7 @@ impl Kafka {
             offset: commit.offset,
             metadata: commit.metadata.clone(),
             epoch: *epoch,
+            cuts,
             by: tenure,
         };
         if *epoch != log.epoch {
@@ -1335,7 +1435,14 @@ impl Kafka {
         }
         *cut = commit.cut > 0;
         self.counts.cuts += u64::from(*cut);
-        assert!(commit.offset <= log.end, "committed beyond the end");
+        // Where the log was cut off and its owner did not know: what it says is true below that only, and no more can be
+        // asked of it.
+        let gone = log.cut_since(cuts);
+        assert!(
+            commit.offset.min(gone) <= log.end,
+            "committed beyond the end"
+        );
+        self.counts.committed_beyond += u64::from(commit.offset > gone);
         if self.at_most_once {
             self.take_commit_ahead(tenure, committed);
             return;
@@ -1346,11 +1453,12 @@ impl Kafka {
             commit.offset,
         )
         .expect("a snapshot is read where it was written");
-        *noted = above.marks.running;
+        *noted = above.marks.running.filter(|noted| *noted < gone);
         *owes_start = false;
         let mut rewound = false;
         for entry in &mut log.entries {
-            let covers = entry.offset < commit.offset || above.finished.contains(entry.offset);
+            let covers = entry.offset < gone
+                && (entry.offset < commit.offset || above.finished.contains(entry.offset));
             if covers {
                 assert!(
                     !entry.is_open(),
@@ -1377,7 +1485,8 @@ impl Kafka {
     /// At most once, what is committed is what was read.
     fn take_commit_ahead(&mut self, tenure: usize, committed: Committed) {
         let current = self.is_current(tenure);
-        let offset = committed.offset;
+        let gone = self.logs[self.tenures[tenure].partition].cut_since(committed.cuts);
+        let offset = committed.offset.min(gone);
         let Tenure {
             partition,
             read_to,
@@ -1433,6 +1542,7 @@ impl Kafka {
             let end = if to_the_end { log.end } else { last };
             let is_there = log.committed.as_ref().is_some_and(|committed| {
                 committed.epoch == log.epoch
+                    && committed.offset <= log.cut_since(committed.cuts)
                     && (end..=log.end).contains(&committed.offset)
                     && self.says_nothing(partition, committed)
             });

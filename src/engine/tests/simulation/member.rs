@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Record, Setup,
-    kafka::{Answer, End, Fate, GroupEvent, Kafka, Request, identity},
+    kafka::{Answer, End, Fate, GroupEvent, Kafka, Request, Sent, identity},
     random::Random,
 };
 use crate::engine::{
@@ -82,6 +82,12 @@ struct Letter {
     acknowledged: Instant,
 }
 
+/// What had finished in a partition that was lost, of its log after so many cuts.
+struct Remembered {
+    cuts: usize,
+    finished: (i64, FinishedAbove),
+}
+
 /// What the pump's thread is in the middle of.
 enum Phase {
     Normal,
@@ -117,7 +123,7 @@ pub(super) struct Member {
     answer: Option<Answer>,
     phase: Phase,
     revoked: Vec<usize>,
-    remembered: HashMap<usize, (i64, FinishedAbove)>,
+    remembered: HashMap<usize, Remembered>,
     /// To end within this time.
     stop: Option<Duration>,
     leaving: bool,
@@ -916,7 +922,8 @@ impl Member {
     fn pass_offsets_without_records(&mut self, kafka: &Kafka) {
         for held in self.held.iter().flatten() {
             let log = &kafka.logs[held.partition];
-            if held.epoch == log.epoch && held.next == log.entries.len() {
+            let known = kafka.tenures[held.tenure].cuts == log.cuts.len();
+            if held.epoch == log.epoch && known && held.next == log.entries.len() {
                 self.engine.skip_to(held.owner, log.end);
             }
         }
@@ -943,9 +950,44 @@ impl Member {
             if room > 0 && held.epoch != log.epoch {
                 (held.next, held.epoch) = (0, log.epoch);
             }
+            if room > 0 && kafka.tenures[held.tenure].cuts != log.cuts.len() {
+                self.notice_cut(slot, kafka);
+            }
             for _ in 0..room.min(fetched) {
                 self.receive_next(slot, kafka);
             }
+        }
+    }
+
+    /// The brokers say where the log of the records that were read ends. Also where that is above all of them: what
+    /// earlier owners have finished there is gone.
+    fn notice_cut(&mut self, slot: usize, kafka: &mut Kafka) {
+        let held = self.held[slot].as_mut().expect("it is read from");
+        let tenure = &mut kafka.tenures[held.tenure];
+        let log = &kafka.logs[held.partition];
+        if tenure.epoch != log.epoch {
+            // Nothing has been read of this one.
+            tenure.cuts = log.cuts.len();
+            return;
+        }
+        let offset = log.cut_since(tenure.cuts);
+        let before = self.engine.status(held.owner).and_then(|it| it.position);
+        let cut = self.engine.cut_off(held.owner, offset);
+        let cut = cut.expect("nothing is read of what is given away");
+        assert_eq!(Some(cut.position), before.map(|it| it.min(offset)));
+        held.next = log
+            .entries
+            .partition_point(|entry| entry.offset < cut.position);
+        let kept = self.engine.has_unfinished(held.owner);
+        kafka.noticed_cut(held.tenure, offset);
+        kafka.counts.cut_off += 1;
+        kafka.counts.void += cut.void as u64;
+        kafka.counts.void_out += cut.out as u64;
+        kafka.counts.kept += u64::from(kept && cut.void > 0);
+        // What has not started is called back, and what of it is gone is dropped then.
+        self.recalls += 1;
+        for Work { batch, .. } in std::mem::take(&mut self.queue) {
+            self.not_started(batch.owner, batch.jobs);
         }
     }
 
@@ -967,11 +1009,13 @@ impl Member {
             !self.paused.contains(&partition),
             "partition {partition} is paused, and read"
         );
-        let (offset, key, bytes, due) = (entry.offset, entry.key, entry.bytes, entry.due);
+        let (offset, cuts, key) = (entry.offset, entry.cuts, entry.key);
+        let (bytes, due) = (entry.bytes, entry.due);
         kafka.counts.delayed += u64::from(due > Some(kafka.now));
         let record = Record {
             partition,
             epoch,
+            cuts,
             offset,
             key,
         };
@@ -1004,7 +1048,8 @@ impl Member {
             };
             let owner = self.engine.assign(Some(offset), None, inherited);
             assert_eq!(owner.slot(), slot);
-            let tenure = kafka.begin_tenure(self.process, partition, offset, true);
+            let cuts = kafka.logs[partition].cuts.len();
+            let tenure = kafka.begin_tenure(self.process, partition, offset, cuts, true);
             self.held[slot] = Some(Held {
                 owner,
                 tenure,
@@ -1039,15 +1084,20 @@ impl Member {
             last || !self.answering,
             "a commit goes out while a rebalance is answered"
         );
-        let entries: Vec<(usize, CommitEntry)> = commit
-            .entries
-            .into_iter()
-            .map(|entry| (self.tenure(entry.owner), entry))
-            .collect();
+        let sent = |entry: CommitEntry| {
+            let tenure = self.tenure(entry.owner);
+            let cuts = kafka.tenures[tenure].cuts;
+            Sent {
+                tenure,
+                cuts,
+                entry,
+            }
+        };
+        let entries: Vec<Sent> = commit.entries.into_iter().map(sent).collect();
         self.last_sent.clear();
         if last {
             self.last_sent
-                .extend(entries.iter().map(|(tenure, _)| *tenure));
+                .extend(entries.iter().map(|sent| sent.tenure));
             assert!(
                 !self.last_sent.iter().any(|it| self.refused.contains(it)),
                 "a last commit that will never go through is sent again"
@@ -1141,7 +1191,10 @@ impl Member {
     fn take_over(&mut self, partitions: &[usize], kafka: &mut Kafka) {
         for &partition in partitions {
             let (mut start, committed, mut inherited) = kafka.position(partition);
-            let first = kafka.logs[partition].start;
+            let log = &kafka.logs[partition];
+            let first = log.start;
+            let written = log.committed.as_ref().filter(|it| it.epoch() == log.epoch);
+            let cuts = written.map_or(log.cuts.len(), |it| it.cuts);
             if start < first {
                 // Somebody has looked at what was deleted, and goes on behind it.
                 kafka.tells_deleted(partition, start);
@@ -1154,6 +1207,12 @@ impl Member {
                 };
             }
             let remembered = self.remembered.remove(&partition);
+            // The leader epochs tell that the log may have been cut off since, and not where.
+            let same_log = |it: &Remembered| it.cuts == cuts;
+            if remembered.as_ref().is_some_and(|it| !same_log(it)) {
+                kafka.forgets(self.process, partition);
+            }
+            let remembered = remembered.filter(same_log).map(|it| it.finished);
             let was_set_back = |(then, _): &(i64, _)| committed.is_none_or(|now| now < *then);
             if remembered.as_ref().is_some_and(was_set_back) {
                 kafka.forgets(self.process, partition);
@@ -1161,7 +1220,7 @@ impl Member {
             let knows = remembered.is_some() && !remembered.as_ref().is_some_and(was_set_back);
             let inherited = inherited.and_remembered(committed, remembered);
             let owner = self.engine.assign(Some(start), committed, inherited);
-            let tenure = kafka.begin_tenure(self.process, partition, start, knows);
+            let tenure = kafka.begin_tenure(self.process, partition, start, cuts, knows);
             let log = &kafka.logs[partition];
             let next = log.entries.partition_point(|entry| entry.offset < start);
             if self.held.len() <= owner.slot() {
@@ -1256,7 +1315,9 @@ impl Member {
         let finished = self.engine.finished_above_committed(owner);
         match finished.filter(|_| kafka.is_there(tenure)) {
             Some(finished) => {
-                self.remembered.insert(partition, finished);
+                let cuts = kafka.tenures[tenure].cuts;
+                let remembered = Remembered { cuts, finished };
+                self.remembered.insert(partition, remembered);
                 kafka.remembers(tenure);
             }
             None => kafka.forgets(self.process, partition),

@@ -1,6 +1,7 @@
 //! Whole lives of a group, in milliseconds: several processes, each an engine with a model of the shell around it, and
 //! the brokers that they talk to. Everything that can go wrong does: processes die, hang, are cut off and come back;
 //! commits are refused, answered late, applied and not answered; partitions move, are lost, and are made anew.
+//! In some worlds logs are cut off while their records are handled and committed, see [`Setup::add_elections`].
 //! In some worlds records kill their process, users pause, or a commit comes before its handlers, see [`Setup::add`]; in
 //! some what handlers depend on is down for a while, or records are not due yet, see [`Setup::add_from_outside`].
 //!
@@ -43,6 +44,7 @@ const LARGEST: usize = 1000;
 struct Record {
     partition: usize,
     epoch: u32,
+    cuts: usize,
     offset: i64,
     key: Option<u64>,
 }
@@ -79,6 +81,8 @@ struct Setup {
     forbids: bool,
     /// Records are deleted, read or not.
     deletes: bool,
+    /// Logs are cut off, by leaders that had missed some of them.
+    cuts: bool,
     /// What handlers depend on is down at times.
     outages: bool,
     /// By partition: after how long its records are due, where that is not at once.
@@ -132,6 +136,7 @@ impl Setup {
             pauses: false,
             forbids: false,
             deletes: false,
+            cuts: false,
             outages: false,
             delays: Vec::new(),
             longest_probe_pause: Duration::ZERO,
@@ -187,6 +192,10 @@ impl Setup {
         }
     }
 
+    fn add_elections(&mut self, elections: &mut Random) {
+        self.cuts = elections.chance(400);
+    }
+
     pub(super) fn at_most_once(&self) -> bool {
         self.engine.guarantee == Guarantee::AtMostOnce
     }
@@ -224,6 +233,8 @@ struct World {
     more: Random,
     /// For what comes from outside of Kafka and the group.
     outside: Random,
+    /// For leaders that have missed something.
+    elections: Random,
     now: Instant,
     kafka: Kafka,
     members: Vec<Member>,
@@ -239,6 +250,7 @@ impl World {
         let mut random = Random::new(seed);
         let mut more = Random::new(!seed);
         let mut outside = Random::new(seed.rotate_left(32));
+        let mut elections = Random::new(!seed.rotate_left(32));
         let mut setup = Setup::new(&mut random);
         // Some stay as plain as they were.
         if trouble == Trouble::BySeed && more.chance(800) {
@@ -246,6 +258,7 @@ impl World {
         }
         if trouble == Trouble::BySeed {
             setup.add_from_outside(&mut outside);
+            setup.add_elections(&mut elections);
         }
         let now = Instant::now();
         let mut world = Self {
@@ -254,6 +267,7 @@ impl World {
             random,
             more,
             outside,
+            elections,
             now,
             members: Vec::new(),
             processes: 0,
@@ -508,8 +522,18 @@ impl World {
             if self.setup.outages && self.outside.chance(self.setup.chaos.max(20)) {
                 self.kafka.goes_down(self.outside.ms(1..3_000));
             }
+            if self.setup.cuts && self.elections.chance(self.setup.chaos.max(20)) {
+                self.has_a_new_leader();
+            }
             self.step(time);
         }
+    }
+
+    fn has_a_new_leader(&mut self) {
+        let partition = self.elections.below(self.setup.partitions);
+        self.kafka.cut(partition, &mut self.elections);
+        let count = self.elections.within(0..30);
+        (0..count).for_each(|_| self.produce(partition));
     }
 
     /// Nothing goes wrong any more: all work comes to its end, and all is committed.
