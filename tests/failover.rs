@@ -1,10 +1,17 @@
 //! The idempotency stores on servers that change their parts, and that refuse for a while.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use redis::aio::MultiplexedConnection;
-use reliable_consumer::idempotency::{Claim, Id, RedisStore, Store, StoreError, Update};
-use reliable_consumer_testing::{Name, Service, ServiceKind, own_service, unique};
+use reliable_consumer::idempotency::{
+    Claim, Id, MySqlStore, PostgresStore, RedisStore, Store, StoreError, Update,
+};
+use reliable_consumer_testing::{Name, Service, ServiceKind, own_service, own_standby, unique};
+use sqlx::{Connection, Executor, MySqlPool, PgConnection, postgres::PgPoolOptions};
 
 const LEASE: Duration = Duration::from_secs(60);
 /// How soon a store goes on where the new server is ready.
@@ -47,6 +54,25 @@ async fn granted_again(store: &impl Store, within: Duration) -> Duration {
         assert!(began.elapsed() < within, "not within {within:?}: {error}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// At the same time.
+async fn all<T>(calls: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut calls: Vec<_> = calls.into_iter().map(|it| (Box::pin(it), None)).collect();
+    poll_fn(|cx| {
+        let mut over = true;
+        for (call, answer) in &mut calls {
+            if answer.is_none() {
+                match call.as_mut().poll(cx) {
+                    Poll::Ready(it) => *answer = Some(it),
+                    Poll::Pending => over = false,
+                }
+            }
+        }
+        if over { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    calls.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
 async fn refused(store: &impl Store) -> StoreError {
@@ -206,5 +232,109 @@ async fn a_redis_that_has_too_many_clients_is_waited_for() {
     let error = refused(&store).await;
     assert!(error.is_transient(), "{error}");
     redis_cli(&mut operator, "CONFIG SET maxclients 100").await;
+    granted_again(&store, SOON).await;
+}
+
+/// A pool as services have it, through the name.
+async fn postgres_through(name: &Name) -> PostgresStore {
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", name.port());
+    let options = PgPoolOptions::new().acquire_timeout(SOON);
+    PostgresStore::new(options.connect(&url).await.expect("it answers"))
+}
+
+/// One session's, and each statement by itself.
+async fn postgres_operator(service: &Service) -> PgConnection {
+    let connection = PgConnection::connect(service.url()).await;
+    connection.expect("it answers")
+}
+
+async fn psql(connection: &mut PgConnection, lines: &[&str]) {
+    for line in lines {
+        let done = connection.execute(*line).await;
+        done.unwrap_or_else(|error| panic!("{line}: {error}"));
+    }
+}
+
+// P8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_takes_no_writes_is_left_for_its_standby_that_was_promoted() {
+    let Some(old) = own(ServiceKind::Postgres) else {
+        return;
+    };
+    let Some(new) = tokio::task::block_in_place(|| own_standby(&old)) else {
+        return;
+    };
+    let name = Name::of(old.port());
+    let store = postgres_through(&name).await;
+    store.create_table().await.expect("the table can be made");
+    let handled = done(&store, "handled").await;
+    // All of its connections are in the pool.
+    let many: Vec<_> = (0..10).map(|n| id(&n.to_string())).collect();
+    let claims = many.iter().map(|id| store.claim(id, LEASE));
+    for claim in all(claims).await {
+        claim.expect("it answers");
+    }
+
+    let mut of_old = postgres_operator(&old).await;
+    let read_only = "ALTER SYSTEM SET default_transaction_read_only = on";
+    psql(&mut of_old, &[read_only, "SELECT pg_reload_conf()"]).await;
+    let began = Instant::now();
+    let error = loop {
+        match store.claim(&id("demoted"), LEASE).await {
+            Ok(_) => assert!(began.elapsed() < PATIENCE, "it is read-only"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_transient(), "the name has not moved: {error}");
+
+    let mut of_new = postgres_operator(&new).await;
+    psql(&mut of_new, &["SELECT pg_promote()"]).await;
+    // What has come over with the rest.
+    let writable = "SET default_transaction_read_only = off";
+    psql(
+        &mut of_new,
+        &[writable, "ALTER SYSTEM RESET default_transaction_read_only"],
+    )
+    .await;
+    name.move_to(new.port());
+
+    granted_again(&store, SOON).await;
+    let claim = store.claim(&handled, LEASE).await.expect("it answers");
+    assert_eq!(claim, Claim::Done { fingerprint: None });
+    // From then on nobody meets the old one.
+    let many: Vec<_> = (0..20).map(|n| id(&n.to_string())).collect();
+    let claims = many.iter().map(|id| store.claim(id, LEASE));
+    for claim in all(claims).await {
+        claim.expect("it is another server");
+    }
+}
+
+// P8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mariadb_that_takes_no_writes_is_left_for_the_one_that_its_name_points_to_now() {
+    let (Some(old), Some(new)) = (own(ServiceKind::MariaDb), own(ServiceKind::MariaDb)) else {
+        return;
+    };
+    let name = Name::of(old.port());
+    for server in [&old, &new] {
+        let pool = MySqlPool::connect(server.url()).await.expect("it answers");
+        let store = MySqlStore::new(pool.clone());
+        store.create_table().await.expect("the table can be made");
+        // Root may write whatever the server is.
+        let user = "CREATE USER service@'127.0.0.1'; GRANT ALL ON test.* TO service@'127.0.0.1'";
+        let made = sqlx::raw_sql(user).execute(&pool).await;
+        made.expect("root may make users");
+    }
+    let url = format!("mysql://service@127.0.0.1:{}/test", name.port());
+    let store = MySqlStore::new(MySqlPool::connect(&url).await.expect("it answers"));
+    done(&store, "handled").await;
+    let pool = MySqlPool::connect(old.url()).await.expect("it answers");
+    let read_only = sqlx::raw_sql("SET GLOBAL read_only = 1")
+        .execute(&pool)
+        .await;
+    read_only.expect("root may");
+    let error = refused(&store).await;
+    assert!(error.is_transient(), "the name has not moved: {error}");
+    name.move_to(new.port());
     granted_again(&store, SOON).await;
 }

@@ -5,6 +5,8 @@ mod databases;
 use std::time::Duration;
 
 use reliable_consumer::idempotency::inbox::{Arrival, Inbox};
+use reliable_consumer_testing::{ServiceKind, own_pooler, own_service};
+use sqlx::{Executor, Row};
 use tokio::time::{sleep, timeout};
 
 /// An effect as one statement. Ids are the tests' own: nothing to escape.
@@ -266,4 +268,45 @@ async fn in_postgres_one_statement_can_write_marker_and_effect_and_of_many_at_on
     let mut transaction = pool.begin().await.expect("it answers");
     let arrival = inbox.begin(&mut transaction, "order-1").await;
     assert_eq!(arrival.expect("it answers"), Arrival::Repeat);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_pooler_of_transactions_markers_are_written_without_prepared_statements() {
+    let started = tokio::task::block_in_place(|| {
+        let server = own_service(ServiceKind::Postgres)?;
+        let pooler = own_pooler(&server)?;
+        Some((server, pooler))
+    });
+    let Some((_server, pooler)) = started else {
+        return;
+    };
+    let pool = sqlx::PgPool::connect(pooler.url()).await;
+    let pool = pool.expect("it answers");
+    let inbox = Inbox::new("billing").without_prepared_statements();
+    inbox.create_table(&pool).await.expect("tables can be made");
+    let effects = "CREATE TABLE payments (id VARCHAR(100) NOT NULL)";
+    let made = sqlx::raw_sql(effects).execute(&pool).await;
+    made.expect("tables can be made");
+    let tasks: Vec<_> = (0..80)
+        .map(|n| {
+            let (pool, inbox) = (pool.clone(), inbox.clone());
+            tokio::spawn(async move {
+                let id = format!("order-{}", n % 40);
+                let mut transaction = pool.begin().await?;
+                if !inbox.begin(&mut transaction, &id).await?.is_repeat() {
+                    let effect = payment(&id);
+                    transaction.execute(effect.as_str()).await?;
+                    transaction.commit().await?;
+                }
+                Ok::<_, sqlx::Error>(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        let handled = task.await.expect("it does not panic");
+        handled.expect("nothing is in the way");
+    }
+    let count = sqlx::raw_sql("SELECT count(*), count(DISTINCT id) FROM payments");
+    let row = count.fetch_one(&pool).await.expect("it answers");
+    assert_eq!((row.get::<i64, _>(0), row.get::<i64, _>(1)), (40, 40));
 }

@@ -8,8 +8,8 @@ use reliable_consumer::idempotency::{
     Claim, Id, MemoryStore, MySqlStore, PostgresStore, RedisStore, SqliteStore, Store, Token,
     Update, contract, keep_clean,
 };
-use reliable_consumer_testing::{ServiceKind, own_service, service, unique};
-use sqlx::{SqlitePool, mysql::MySqlPoolOptions, postgres::PgPoolOptions};
+use reliable_consumer_testing::{ServiceKind, own_pooler, own_service, service, unique};
+use sqlx::{Executor, SqlitePool, mysql::MySqlPoolOptions, postgres::PgPoolOptions};
 
 use databases::{mariadb, postgres, sqlite};
 
@@ -68,6 +68,46 @@ async fn the_mysql_store_keeps_the_contract_on_mariadb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_sqlite_store_keeps_the_contract() {
     let store = SqliteStore::new(sqlite().await.expect("a file needs no service"));
+    store.create_table().await.expect("the table can be made");
+    contract::check_with_unit(Arc::new(store), UNIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_postgres_store_keeps_the_contract_behind_a_pooler_of_transactions() {
+    let Some(server) = tokio::task::block_in_place(|| own_service(ServiceKind::Postgres)) else {
+        return;
+    };
+    let Some(pooler) = tokio::task::block_in_place(|| own_pooler(&server)) else {
+        return;
+    };
+    let pool = || async {
+        let options = PgPoolOptions::new().max_connections(10);
+        options.connect(pooler.url()).await.expect("it answers")
+    };
+    // Found out, and chosen.
+    let found_out = PostgresStore::new(pool().await);
+    let table = found_out.create_table().await;
+    table.expect("the table can be made");
+    let chosen = PostgresStore::new(pool().await).without_prepared_statements();
+    let (found_out, chosen) = (Arc::new(found_out), Arc::new(chosen));
+    tokio::join!(
+        contract::check_with_unit(found_out, UNIT),
+        contract::check_with_unit(chosen, UNIT),
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_postgres_store_keeps_the_contract_on_connections_that_forget_all_after_each_use() {
+    let Some(server) = tokio::task::block_in_place(|| own_service(ServiceKind::Postgres)) else {
+        return;
+    };
+    let options = PgPoolOptions::new()
+        .max_connections(10)
+        .after_release(|connection, _| {
+            Box::pin(async move { connection.execute("DISCARD ALL").await.map(|_| true) })
+        });
+    let pool = options.connect(server.url()).await.expect("it answers");
+    let store = PostgresStore::new(pool);
     store.create_table().await.expect("the table can be made");
     contract::check_with_unit(Arc::new(store), UNIT).await;
 }

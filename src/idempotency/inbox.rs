@@ -75,6 +75,7 @@ use super::{Id, store::millis};
 #[derive(Debug, Clone)]
 pub struct Inbox {
     name: Box<str>,
+    prepared: bool,
 }
 
 /// Whether a message was there before.
@@ -100,6 +101,16 @@ impl Inbox {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into().into(),
+            prepared: true,
+        }
+    }
+
+    /// Has PostgreSQL prepare nothing under a name for [`begin`](Self::begin), which costs it some time with each call: for
+    /// poolers that give each transaction another connection. Your own statements need the same there.
+    pub fn without_prepared_statements(self) -> Self {
+        Self {
+            prepared: false,
+            ..self
         }
     }
 
@@ -133,7 +144,7 @@ impl Inbox {
         id: impl AsRef<[u8]>,
     ) -> Result<Arrival, sqlx::Error> {
         let id = Id::of_inbox(&self.name, id.as_ref());
-        let is_new = DB::mark(transaction, id.as_bytes()).await?;
+        let is_new = DB::mark(transaction, id.as_bytes(), self.prepared).await?;
         Ok(if is_new {
             Arrival::First
         } else {
@@ -203,6 +214,7 @@ mod sealed {
         fn mark(
             connection: &mut Self::Connection,
             id: &[u8],
+            prepared: bool,
         ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
         fn remove_older(
@@ -234,11 +246,15 @@ mod postgres {
             sql::create_in_postgres(pool, Self::SCHEMA).await
         }
 
-        async fn mark(connection: &mut PgConnection, id: &[u8]) -> Result<bool, sqlx::Error> {
+        async fn mark(
+            connection: &mut PgConnection,
+            id: &[u8],
+            prepared: bool,
+        ) -> Result<bool, sqlx::Error> {
             let statement =
                 "INSERT INTO reliable_consumer_inbox (id) VALUES ($1) ON CONFLICT (id) DO NOTHING";
-            let result = sqlx::query(statement).bind(id).execute(connection).await?;
-            Ok(result.rows_affected() == 1)
+            let rows = sql::execute_in_postgres(connection, statement, id, prepared);
+            Ok(rows.await? == 1)
         }
 
         async fn remove_older(pool: &PgPool, age: i64, at_most: i64) -> Result<u64, sqlx::Error> {
@@ -273,7 +289,11 @@ mod mysql {
             sqlx::raw_sql(Self::SCHEMA).execute(pool).await.map(drop)
         }
 
-        async fn mark(connection: &mut MySqlConnection, id: &[u8]) -> Result<bool, sqlx::Error> {
+        async fn mark(
+            connection: &mut MySqlConnection,
+            id: &[u8],
+            _prepared: bool,
+        ) -> Result<bool, sqlx::Error> {
             let statement =
                 "INSERT INTO reliable_consumer_inbox (id, handled_at) VALUES (?, UTC_TIMESTAMP(6))";
             match sqlx::query(statement).bind(id).execute(connection).await {
@@ -318,7 +338,11 @@ mod sqlite {
             sqlx::raw_sql(Self::SCHEMA).execute(pool).await.map(drop)
         }
 
-        async fn mark(connection: &mut SqliteConnection, id: &[u8]) -> Result<bool, sqlx::Error> {
+        async fn mark(
+            connection: &mut SqliteConnection,
+            id: &[u8],
+            _prepared: bool,
+        ) -> Result<bool, sqlx::Error> {
             let statement =
                 "INSERT INTO reliable_consumer_inbox (id) VALUES (?) ON CONFLICT (id) DO NOTHING";
             let result = sqlx::query(statement).bind(id).execute(connection).await?;

@@ -27,7 +27,7 @@ use std::{
 pub use cluster::{Cluster, Committed, cluster, own_cluster, secure_cluster};
 pub use name::Name;
 pub use records::{Record, StoredRecord};
-pub use service::{Service, ServiceKind, own_service, service};
+pub use service::{Service, ServiceKind, own_pooler, own_service, own_standby, service};
 
 /// A name that no other test, process or earlier run uses: for topics, groups, clusters.
 pub fn unique(prefix: &str) -> String {

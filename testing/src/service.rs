@@ -29,6 +29,8 @@ pub enum ServiceKind {
     MariaDb,
     /// Which answers as Elasticsearch does.
     OpenSearch,
+    /// In front of a PostgreSQL, see [`own_pooler`].
+    PgBouncer,
 }
 
 /// A server on loopback, or the one that the environment names.
@@ -54,7 +56,7 @@ struct Own {
 ///
 /// OpenSearch needs what a cluster of one's own needs, and is started where [`own_cluster`](crate::own_cluster) starts one.
 pub fn service(kind: ServiceKind) -> Option<&'static Service> {
-    static SHARED: [OnceLock<Option<Service>>; 4] = [const { OnceLock::new() }; 4];
+    static SHARED: [OnceLock<Option<Service>>; 5] = [const { OnceLock::new() }; 5];
     let shared = SHARED[kind as usize].get_or_init(|| {
         let url = env::var(kind.variable()).ok().filter(|it| !it.is_empty());
         match url {
@@ -71,6 +73,48 @@ pub fn service(kind: ServiceKind) -> Option<&'static Service> {
 
 /// A server of the test's own, which it may stop and start. Skipped where [`service`] is.
 pub fn own_service(kind: ServiceKind) -> Option<Service> {
+    begin(kind, |directory, _| kind.prepare(directory))
+}
+
+/// A PostgreSQL that follows this one, which was started here, as its standby: `SELECT pg_promote()` ends that.
+pub fn own_standby(of: &Service) -> Option<Service> {
+    let kind = ServiceKind::Postgres;
+    let primary = of.port();
+    begin(kind, |directory, _| {
+        let data = directory.join("data");
+        let arguments = vec![
+            "--host=127.0.0.1".to_owned(),
+            format!("--port={primary}"),
+            "--username=postgres".to_owned(),
+            format!("--pgdata={}", data.display()),
+            "--write-recovery-conf".to_owned(),
+            "--checkpoint=fast".to_owned(),
+            "--no-sync".to_owned(),
+        ];
+        let command = kind.as_user("pg_basebackup", arguments);
+        run(Command::new(&command[0])
+            .args(&command[1..])
+            .current_dir(directory));
+    })
+}
+
+/// PgBouncer in transaction mode in front of a PostgreSQL that was started here: each transaction gets whichever of four
+/// connections is free. Skipped where it is not installed.
+pub fn own_pooler(of: &Service) -> Option<Service> {
+    let server = of.port();
+    begin(ServiceKind::PgBouncer, |directory, port| {
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={server} user=postgres\n\
+             [pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port={port}\nunix_socket_dir=\nauth_type=any\n\
+             pool_mode=transaction\ndefault_pool_size=4\nmax_client_conn=200\n\
+             ignore_startup_parameters=extra_float_digits\n"
+        );
+        let file = directory.join("settings.ini");
+        fs::write(file, settings).expect("the directory is ours");
+    })
+}
+
+fn begin(kind: ServiceKind, prepare: impl FnOnce(&Path, u16)) -> Option<Service> {
     if kind.program().is_none() {
         let missing = format!("install {} or set {}", kind.packages(), kind.variable());
         assert!(
@@ -89,11 +133,11 @@ pub fn own_service(kind: ServiceKind) -> Option<Service> {
         };
         chown(&directory, Some(id("-u")), Some(id("-g"))).expect("root may give directories away");
     }
-    kind.prepare(&directory);
     let port = TcpListener::bind(("127.0.0.1", 0))
         .and_then(|it| it.local_addr())
         .expect("loopback has free ports")
         .port();
+    prepare(&directory, port);
     let mut service = Service {
         kind,
         url: kind.url(port),
@@ -225,6 +269,7 @@ impl ServiceKind {
             Self::Postgres => "POSTGRES_URL",
             Self::MariaDb => "MYSQL_URL",
             Self::OpenSearch => "OPENSEARCH_URL",
+            Self::PgBouncer => "PGBOUNCER_URL",
         }
     }
 
@@ -233,6 +278,7 @@ impl ServiceKind {
             Self::Redis => "redis-server",
             Self::Postgres => "postgresql",
             Self::MariaDb => "mariadb-server",
+            Self::PgBouncer => "pgbouncer",
             Self::OpenSearch => {
                 "default-jdk-headless and maven with RELIABLE_CONSUMER_OWN_CLUSTERS=1"
             }
@@ -252,6 +298,7 @@ impl ServiceKind {
         match self {
             Self::Redis => find("redis-server"),
             Self::Postgres => find("postgres"),
+            Self::PgBouncer => find("pgbouncer"),
             Self::MariaDb => find("mariadbd").or_else(|| find("mysqld")),
             Self::OpenSearch => {
                 is_set("RELIABLE_CONSUMER_OWN_CLUSTERS").then(|| PathBuf::from(OPENSEARCH))
@@ -262,7 +309,9 @@ impl ServiceKind {
     fn url(self, port: u16) -> String {
         match self {
             Self::Redis => format!("redis://127.0.0.1:{port}/"),
-            Self::Postgres => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            Self::Postgres | Self::PgBouncer => {
+                format!("postgres://postgres@127.0.0.1:{port}/postgres")
+            }
             Self::MariaDb => format!("mysql://root@127.0.0.1:{port}/test"),
             Self::OpenSearch => format!("http://127.0.0.1:{port}"),
         }
@@ -276,7 +325,7 @@ impl ServiceKind {
         });
         match self {
             Self::Redis | Self::OpenSearch => None,
-            Self::Postgres => root.then_some("postgres"),
+            Self::Postgres | Self::PgBouncer => root.then_some("postgres"),
             Self::MariaDb => root.then_some("mysql"),
         }
     }
@@ -286,7 +335,7 @@ impl ServiceKind {
     fn crash(self) -> &'static str {
         match self {
             Self::Postgres => "QUIT",
-            Self::Redis | Self::MariaDb | Self::OpenSearch => "KILL",
+            Self::Redis | Self::MariaDb | Self::OpenSearch | Self::PgBouncer => "KILL",
         }
     }
 
@@ -294,6 +343,7 @@ impl ServiceKind {
         let data = directory.join("data");
         let (program, arguments) = match self {
             Self::Redis => return fs::create_dir(data).expect("the directory is ours"),
+            Self::PgBouncer => panic!("it stands in front of a server: `own_pooler`"),
             // Once and for all, and not while somebody waits for an answer.
             Self::OpenSearch => return drop(run(Command::new(OPENSEARCH).arg("download"))),
             Self::Postgres => (
@@ -353,6 +403,7 @@ impl ServiceKind {
                 "--max-connections=600".to_owned(),
                 "--innodb-buffer-pool-size=64M".to_owned(),
             ],
+            Self::PgBouncer => vec!["-q".to_owned(), format!("{directory}/settings.ini")],
             Self::OpenSearch => {
                 vec!["run".to_owned(), directory.to_string(), port.to_string()]
             }
@@ -405,7 +456,7 @@ impl ServiceKind {
                     && stream.read_exact(&mut answer).is_ok()
                     && answer.ends_with(b" 200")
             }),
-            Self::Postgres => client(
+            Self::Postgres | Self::PgBouncer => client(
                 "pg_isready",
                 &["--host=127.0.0.1".to_owned(), format!("--port={port}")],
             ),

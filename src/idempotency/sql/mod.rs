@@ -6,6 +6,7 @@
 
 #[cfg(feature = "mysql")]
 mod mysql;
+mod pool;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -20,21 +21,21 @@ pub use mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 #[cfg(feature = "postgres")]
-pub(super) use postgres::create as create_in_postgres;
+pub(super) use postgres::{create as create_in_postgres, execute as execute_in_postgres};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 
 /// The statements that differ between databases in words only. Values are bound in the order in which the methods of
 /// [`Store`](super::Store) have them, but for the id and the token, which come last.
-struct Statements {
+struct Words {
     renew: &'static str,
     complete: &'static str,
     release: &'static str,
     remove_expired: &'static str,
 }
 
-/// Implements a store with a `pool` by its `STATEMENTS` and its `try_claim`, which answers `None` when another claim came
-/// in between.
+/// Implements a store with `statements` by its `WORDS` and its `try_claim`, which answers `None` when another claim came in
+/// between.
 macro_rules! store {
     ($store:ty) => {
         impl Store for $store {
@@ -42,8 +43,8 @@ macro_rules! store {
                 Box::pin(async move {
                     let token = Token::unique();
                     loop {
-                        let tried = undisturbed(|| self.try_claim(id, &token, millis(lease)));
-                        if let Some(claim) = tried.await? {
+                        let tried = self.try_claim(id, &token, millis(lease)).await;
+                        if let Some(claim) = tried.map_err(store_error)? {
                             return Ok(claim);
                         }
                     }
@@ -56,15 +57,14 @@ macro_rules! store {
                 token: &'a Token,
                 lease: Duration,
             ) -> Reply<'a, Update> {
+                let values = [
+                    Value::Number(millis(lease)),
+                    Value::Bytes(id.as_bytes()),
+                    Value::Bytes(token.as_bytes()),
+                ];
                 Box::pin(async move {
-                    let result = undisturbed(|| {
-                        sqlx::query(STATEMENTS.renew)
-                            .bind(millis(lease))
-                            .bind(id.as_bytes())
-                            .bind(&token.as_bytes()[..])
-                            .execute(&self.pool)
-                    });
-                    Ok(update(result.await?.rows_affected()))
+                    let rows = self.statements.execute(WORDS.renew, &values).await;
+                    rows.map(update).map_err(store_error)
                 })
             }
 
@@ -76,38 +76,31 @@ macro_rules! store {
                 fingerprint: Option<Fingerprint>,
             ) -> Reply<'a, Update> {
                 Box::pin(async move {
-                    let result = undisturbed(|| {
-                        sqlx::query(STATEMENTS.complete)
-                            .bind(millis(keep_for))
-                            .bind(fingerprint.as_ref().map(|it| &it.as_bytes()[..]))
-                            .bind(id.as_bytes())
-                            .bind(&token.as_bytes()[..])
-                            .execute(&self.pool)
-                    });
-                    Ok(update(result.await?.rows_affected()))
+                    let fingerprint = fingerprint.as_ref().map(|it| &it.as_bytes()[..]);
+                    let values = [
+                        Value::Number(millis(keep_for)),
+                        Value::optional(fingerprint),
+                        Value::Bytes(id.as_bytes()),
+                        Value::Bytes(token.as_bytes()),
+                    ];
+                    let rows = self.statements.execute(WORDS.complete, &values).await;
+                    rows.map(update).map_err(store_error)
                 })
             }
 
             fn release<'a>(&'a self, id: &'a Id, token: &'a Token) -> Reply<'a, Update> {
+                let values = [Value::Bytes(id.as_bytes()), Value::Bytes(token.as_bytes())];
                 Box::pin(async move {
-                    let result = undisturbed(|| {
-                        sqlx::query(STATEMENTS.release)
-                            .bind(id.as_bytes())
-                            .bind(&token.as_bytes()[..])
-                            .execute(&self.pool)
-                    });
-                    Ok(update(result.await?.rows_affected()))
+                    let rows = self.statements.execute(WORDS.release, &values).await;
+                    rows.map(update).map_err(store_error)
                 })
             }
 
             fn remove_expired(&self, at_most: u32) -> Reply<'_, u64> {
+                let values = [Value::Number(at_most.into())];
                 Box::pin(async move {
-                    let result = undisturbed(|| {
-                        sqlx::query(STATEMENTS.remove_expired)
-                            .bind(i64::from(at_most))
-                            .execute(&self.pool)
-                    });
-                    Ok(result.await?.rows_affected())
+                    let rows = self.statements.execute(WORDS.remove_expired, &values).await;
+                    rows.map_err(store_error)
                 })
             }
         }
@@ -135,27 +128,6 @@ fn update(rows: u64) -> super::Update {
     } else {
         super::Update::Applied
     }
-}
-
-/// Runs a statement again that was chosen as the victim of a deadlock, and so did nothing.
-async fn undisturbed<T, F>(mut statement: impl FnMut() -> F) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, sqlx::Error>>,
-{
-    const ATTEMPTS: u32 = 5;
-    let mut attempt = 1;
-    loop {
-        match statement().await {
-            Err(error) if attempt < ATTEMPTS && is_conflict(&error) => attempt += 1,
-            answer => return answer.map_err(store_error),
-        }
-    }
-}
-
-/// A deadlock, or a serialization failure where that is the default isolation.
-fn is_conflict(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|it| it.code());
-    matches!(code.as_deref(), Some("40001" | "40P01"))
 }
 
 /// Only what somebody has to see to is refused: what is not known may pass.

@@ -2,9 +2,16 @@
 
 use std::time::Duration;
 
-use sqlx::{MySqlPool, Row};
+use sqlx::{
+    MySql, MySqlConnection, MySqlPool, Row,
+    mysql::{MySqlDatabaseError, MySqlRow},
+};
 
-use super::{Statements, standing, store, store_error, undisturbed, update};
+use super::{
+    Words,
+    pool::{Dialect, Statements, Value, bound},
+    standing, store, store_error, update,
+};
 use crate::idempotency::{
     Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis,
 };
@@ -18,6 +25,9 @@ use crate::idempotency::{
 ///
 /// A claim and the effects of the handler are different transactions. If the effects are in the same database, use an
 /// [`Inbox`](crate::idempotency::inbox::Inbox) instead: it costs less, and knows no lease.
+///
+/// A server that answers that it is read-only is left: its connections in the pool are closed, and the next ones are made
+/// to wherever the name leads then.
 ///
 /// The calls that can run at the same time are as many as the pool has connections. Rows stay when their time is over
 /// until [`Store::remove_expired`] removes them, see [`keep_clean`](crate::idempotency::keep_clean).
@@ -34,7 +44,7 @@ use crate::idempotency::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct MySqlStore {
-    pool: MySqlPool,
+    statements: Statements<MySql>,
 }
 
 impl MySqlStore {
@@ -51,7 +61,9 @@ impl MySqlStore {
 
     /// A store in the table `reliable_consumer_claims` of the connections' database.
     pub fn new(pool: MySqlPool) -> Self {
-        Self { pool }
+        Self {
+            statements: Statements::on(pool),
+        }
     }
 
     /// Makes the table unless it is there.
@@ -60,7 +72,9 @@ impl MySqlStore {
     ///
     /// [`StoreError::Refused`] without the permission to make tables.
     pub async fn create_table(&self) -> Result<(), StoreError> {
-        let created = sqlx::raw_sql(Self::SCHEMA).execute(&self.pool).await;
+        let created = sqlx::raw_sql(Self::SCHEMA)
+            .execute(self.statements.pool())
+            .await;
         created.map(drop).map_err(store_error)
     }
 
@@ -72,49 +86,54 @@ impl MySqlStore {
         token: &Token,
         lease: i64,
     ) -> Result<Option<Claim>, sqlx::Error> {
-        let inserted = sqlx::query(
-            "INSERT INTO reliable_consumer_claims (id, token, done, expires_at)
-            VALUES (?, ?, FALSE, UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND)",
-        )
-        .bind(id.as_bytes())
-        .bind(&token.as_bytes()[..])
-        .bind(lease)
-        .execute(&self.pool)
-        .await;
+        let claimed = Claim::Claimed(*token);
+        let (id, token, lease) = (
+            Value::Bytes(id.as_bytes()),
+            Value::Bytes(token.as_bytes()),
+            Value::Number(lease),
+        );
+        let inserted = self
+            .statements
+            .execute(
+                "INSERT INTO reliable_consumer_claims (id, token, done, expires_at)
+                VALUES (?, ?, FALSE, UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND)",
+                &[id, token, lease],
+            )
+            .await;
         match inserted {
-            Ok(_) => return Ok(Some(Claim::Claimed(*token))),
+            Ok(_) => return Ok(Some(claimed)),
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {}
             Err(error) => return Err(error),
         }
-        let row = sqlx::query(
-            "SELECT done, fingerprint, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
-            FROM reliable_consumer_claims WHERE id = ?",
-        )
-        .bind(id.as_bytes())
-        .fetch_optional(&self.pool)
-        .await?;
+        let row = self
+            .statements
+            .fetch(
+                "SELECT done, fingerprint, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
+                FROM reliable_consumer_claims WHERE id = ?",
+                &[id],
+            )
+            .await?;
         let Some(row) = row else { return Ok(None) };
         let lapses_in: i64 = row.try_get(2)?;
         if lapses_in > 0 {
             return Ok(Some(standing(row.try_get(0)?, row.try_get(1)?, lapses_in)));
         }
-        let replaced = sqlx::query(
-            "UPDATE reliable_consumer_claims
-            SET token = ?, done = FALSE,
-                expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND
-            WHERE id = ? AND expires_at <= UTC_TIMESTAMP(6)",
-        )
-        .bind(&token.as_bytes()[..])
-        .bind(lease)
-        .bind(id.as_bytes())
-        .execute(&self.pool)
-        .await?;
-        Ok((replaced.rows_affected() == 1).then_some(Claim::Claimed(*token)))
+        let replaced = self
+            .statements
+            .execute(
+                "UPDATE reliable_consumer_claims
+                SET token = ?, done = FALSE,
+                    expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND
+                WHERE id = ? AND expires_at <= UTC_TIMESTAMP(6)",
+                &[token, lease, id],
+            )
+            .await?;
+        Ok((replaced == 1).then_some(claimed))
     }
 }
 
 // sqlx has the server count rows that match, changed or not: what is applied again counts.
-const STATEMENTS: Statements = Statements {
+const WORDS: Words = Words {
     renew: "UPDATE reliable_consumer_claims SET expires_at = UTC_TIMESTAMP(6) + INTERVAL ? * 1000 MICROSECOND
         WHERE id = ? AND token = ? AND NOT done AND expires_at > UTC_TIMESTAMP(6)",
     complete: "UPDATE reliable_consumer_claims
@@ -127,3 +146,32 @@ const STATEMENTS: Statements = Statements {
 };
 
 store!(MySqlStore);
+
+impl Dialect for MySql {
+    async fn execute(
+        connection: &mut MySqlConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        _prepared: bool,
+    ) -> Result<u64, sqlx::Error> {
+        let done = bound!(statement, values).execute(connection).await?;
+        Ok(done.rows_affected())
+    }
+
+    async fn fetch(
+        connection: &mut MySqlConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        _prepared: bool,
+    ) -> Result<Option<MySqlRow>, sqlx::Error> {
+        let query = bound!(statement, values);
+        query.fetch_optional(connection).await
+    }
+
+    /// A replica (`read_only` and `super_read_only`, InnoDB's own), or a node that its cluster has left behind.
+    fn takes_no_writes(error: &sqlx::Error) -> bool {
+        let error = error.as_database_error();
+        let error = error.and_then(|it| it.try_downcast_ref::<MySqlDatabaseError>());
+        error.is_some_and(|it| matches!(it.number(), 1047 | 1290 | 1792 | 1836))
+    }
+}

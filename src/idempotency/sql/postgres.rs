@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use sqlx::{PgPool, Row};
+use sqlx::{Executor, PgConnection, PgPool, Postgres, Row, postgres::PgRow};
 
-use super::{Statements, standing, store, store_error, undisturbed, update};
+use super::{
+    Words,
+    pool::{Dialect, Statements, Value, bound},
+    standing, store, store_error, update,
+};
 use crate::idempotency::{
-    Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis,
+    Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, id::hexadecimal, store::millis,
 };
 
 /// Remembers ids in a table of a PostgreSQL database.
@@ -18,6 +22,21 @@ use crate::idempotency::{
 ///
 /// A claim and the effects of the handler are different transactions. If the effects are in the same database, use an
 /// [`Inbox`](crate::idempotency::inbox::Inbox) instead: it costs less, and knows no lease.
+///
+/// A server that answers that it is read-only is left: its connections in the pool are closed, and the next ones are made
+/// to wherever the name leads then. sqlx takes one host in a URL: for a failover have one name that moves along (a DNS
+/// entry, a virtual address, HAProxy, a pooler), or give the pool other options with `Pool::set_connect_options`.
+///
+/// # Poolers
+///
+/// Behind PgBouncer in transaction mode, or where connections are wiped by `DISCARD ALL`, prepared statements do not last.
+/// The store notices that by its errors, and sends text instead from then on; where you know it, choose
+/// [`without_prepared_statements`](Self::without_prepared_statements). Nothing else that the store does belongs to a
+/// session: no lock but one within the transaction that makes the table, no `LISTEN`, no `SET`. The table's schema has to
+/// come from the role's or the database's `search_path`. Handlers have to take the same care of their own statements:
+/// `sqlx::query(…).persistent(false)` in a transaction.
+///
+/// # Limits
 ///
 /// The calls that can run at the same time are as many as the pool has connections. Rows stay when their time is over
 /// until [`Store::remove_expired`] removes them, see [`keep_clean`](crate::idempotency::keep_clean).
@@ -34,7 +53,7 @@ use crate::idempotency::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct PostgresStore {
-    pool: PgPool,
+    statements: Statements<Postgres>,
 }
 
 impl PostgresStore {
@@ -51,7 +70,16 @@ impl PostgresStore {
 
     /// A store in the table `reliable_consumer_claims`, in the schema that comes first in the connections' `search_path`.
     pub fn new(pool: PgPool) -> Self {
-        Self { pool }
+        Self {
+            statements: Statements::on(pool),
+        }
+    }
+
+    /// Has the server prepare no statements under a name, which costs it some time with each call. For poolers that give
+    /// each transaction another connection. Without this the store finds out by itself, by the errors that there are.
+    pub fn without_prepared_statements(self) -> Self {
+        self.statements.prepare_none();
+        self
     }
 
     /// Makes table and index unless they are there.
@@ -60,7 +88,9 @@ impl PostgresStore {
     ///
     /// [`StoreError::Refused`] without the permission to make tables.
     pub async fn create_table(&self) -> Result<(), StoreError> {
-        create(&self.pool, Self::SCHEMA).await.map_err(store_error)
+        create(self.statements.pool(), Self::SCHEMA)
+            .await
+            .map_err(store_error)
     }
 
     /// The claim is inserted unless a row stands; a row whose time is over is replaced. What stands is read without locks,
@@ -71,27 +101,12 @@ impl PostgresStore {
         token: &Token,
         lease: i64,
     ) -> Result<Option<Claim>, sqlx::Error> {
-        let row = sqlx::query(
-            "WITH standing AS (
-                SELECT done, fingerprint, (extract(epoch FROM expires_at - now()) * 1000000)::bigint AS lapses_in
-                FROM reliable_consumer_claims WHERE id = $1 AND expires_at > now()
-            ), claimed AS (
-                INSERT INTO reliable_consumer_claims AS claims (id, token, done, expires_at)
-                SELECT $1, $2, false, now() + $3::bigint * interval '1 millisecond'
-                WHERE NOT EXISTS (SELECT FROM standing)
-                ON CONFLICT (id) DO UPDATE
-                SET token = excluded.token, done = false, expires_at = excluded.expires_at
-                WHERE claims.expires_at <= now()
-                RETURNING true
-            )
-            SELECT false, done, fingerprint, lapses_in FROM standing
-            UNION ALL SELECT true, false, NULL, 0 FROM claimed",
-        )
-        .bind(id.as_bytes())
-        .bind(&token.as_bytes()[..])
-        .bind(lease)
-        .fetch_optional(&self.pool)
-        .await?;
+        let values = [
+            Value::Bytes(id.as_bytes()),
+            Value::Bytes(token.as_bytes()),
+            Value::Number(lease),
+        ];
+        let row = self.statements.fetch(CLAIM, &values).await?;
         let Some(row) = row else { return Ok(None) };
         Ok(Some(if row.try_get(0)? {
             Claim::Claimed(*token)
@@ -108,7 +123,22 @@ pub(in crate::idempotency) async fn create(pool: &PgPool, schema: &str) -> Resul
     Ok(())
 }
 
-const STATEMENTS: Statements = Statements {
+const CLAIM: &str = "WITH standing AS (
+        SELECT done, fingerprint, (extract(epoch FROM expires_at - now()) * 1000000)::bigint AS lapses_in
+        FROM reliable_consumer_claims WHERE id = $1 AND expires_at > now()
+    ), claimed AS (
+        INSERT INTO reliable_consumer_claims AS claims (id, token, done, expires_at)
+        SELECT $1, $2, false, now() + $3::bigint * interval '1 millisecond'
+        WHERE NOT EXISTS (SELECT FROM standing)
+        ON CONFLICT (id) DO UPDATE
+        SET token = excluded.token, done = false, expires_at = excluded.expires_at
+        WHERE claims.expires_at <= now()
+        RETURNING true
+    )
+    SELECT false, done, fingerprint, lapses_in FROM standing
+    UNION ALL SELECT true, false, NULL, 0 FROM claimed";
+
+const WORDS: Words = Words {
     renew: "UPDATE reliable_consumer_claims SET expires_at = now() + $1::bigint * interval '1 millisecond'
         WHERE id = $2 AND token = $3 AND NOT done AND expires_at > now()",
     complete: "UPDATE reliable_consumer_claims
@@ -124,3 +154,96 @@ const STATEMENTS: Statements = Statements {
 };
 
 store!(PostgresStore);
+
+/// Runs a statement about an id, for the rows that it changes.
+pub(in crate::idempotency) async fn execute(
+    connection: &mut PgConnection,
+    statement: &str,
+    id: &[u8],
+    prepared: bool,
+) -> Result<u64, sqlx::Error> {
+    Postgres::execute(connection, statement, &[Value::Bytes(id)], prepared).await
+}
+
+impl Dialect for Postgres {
+    async fn execute(
+        connection: &mut PgConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        prepared: bool,
+    ) -> Result<u64, sqlx::Error> {
+        let done = if prepared {
+            bound!(statement, values).execute(connection).await?
+        } else {
+            let text = with_literals(statement, values);
+            connection.execute(text.as_str()).await?
+        };
+        Ok(done.rows_affected())
+    }
+
+    async fn fetch(
+        connection: &mut PgConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        prepared: bool,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        if prepared {
+            let query = bound!(statement, values);
+            return query.fetch_optional(connection).await;
+        }
+        let text = with_literals(statement, values);
+        connection.fetch_optional(text.as_str()).await
+    }
+
+    /// There is none of that name, or one already, or one with other parameters.
+    fn has_lost_prepared(error: &sqlx::Error) -> bool {
+        let code = error.as_database_error().and_then(|it| it.code());
+        matches!(code.as_deref(), Some("26000" | "42P05" | "08P01" | "22P03"))
+    }
+
+    /// A standby, or a server on its way to become one.
+    fn takes_no_writes(error: &sqlx::Error) -> bool {
+        let code = error.as_database_error().and_then(|it| it.code());
+        code.as_deref() == Some("25006")
+    }
+}
+
+/// The statement as one text, which needs no more than one message and leaves nothing behind in the connection. What is
+/// known of a statement whose values come apart from it belongs to the connection.
+fn with_literals(statement: &str, values: &[Value<'_>]) -> String {
+    let mut text = String::with_capacity(statement.len() + 256);
+    let mut parts = statement.split('$');
+    text.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        // There are no more than nine.
+        let (number, rest) = part.split_at(1);
+        let number: usize = number.parse().expect("a dollar begins a parameter");
+        match values[number - 1] {
+            Value::Number(number) => text.push_str(&format!("({number})")),
+            Value::Bytes(bytes) => {
+                text.push_str("decode('");
+                text.push_str(&hexadecimal(bytes));
+                text.push_str("', 'hex')");
+            }
+            Value::Absent => text.push_str("NULL"),
+        }
+        text.push_str(rest);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_with_literals_has_its_values_wherever_they_are_wanted() {
+        let values = [Value::Bytes(br"it's \"), Value::Number(-5), Value::Absent];
+        let text = with_literals("a = $1 AND b < $2::bigint AND $1 = c OR d = $3", &values);
+        let id = "decode('69742773205c', 'hex')";
+        assert_eq!(
+            text,
+            format!("a = {id} AND b < (-5)::bigint AND {id} = c OR d = NULL")
+        );
+    }
+}

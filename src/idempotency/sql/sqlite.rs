@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use sqlx::{Row, SqlitePool};
+use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool, sqlite::SqliteRow};
 
-use super::{Statements, standing, store, store_error, undisturbed, update};
+use super::{
+    Words,
+    pool::{Dialect, Statements, Value, bound},
+    standing, store, store_error, update,
+};
 use crate::idempotency::{
     Claim, Fingerprint, Id, Reply, Store, StoreError, Token, Update, store::millis,
 };
@@ -38,7 +42,7 @@ use crate::idempotency::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
-    pool: SqlitePool,
+    statements: Statements<Sqlite>,
 }
 
 /// Milliseconds since 1970, in a way that old versions know too.
@@ -62,7 +66,9 @@ impl SqliteStore {
 
     /// A store in the table `reliable_consumer_claims`.
     pub fn new(pool: SqlitePool) -> Self {
-        Self { pool }
+        Self {
+            statements: Statements::on(pool),
+        }
     }
 
     /// Makes table and index unless they are there.
@@ -71,7 +77,9 @@ impl SqliteStore {
     ///
     /// [`StoreError::Refused`] where the file cannot be written.
     pub async fn create_table(&self) -> Result<(), StoreError> {
-        let created = sqlx::raw_sql(Self::SCHEMA).execute(&self.pool).await;
+        let created = sqlx::raw_sql(Self::SCHEMA)
+            .execute(self.statements.pool())
+            .await;
         created.map(drop).map_err(store_error)
     }
 
@@ -83,24 +91,22 @@ impl SqliteStore {
         token: &Token,
         lease: i64,
     ) -> Result<Option<Claim>, sqlx::Error> {
-        let row = sqlx::query(concat!(
+        let standing_row = concat!(
             "SELECT done, fingerprint, (expires_at - ",
             now!(),
             ") * 1000
             FROM reliable_consumer_claims WHERE id = ? AND expires_at > ",
             now!()
-        ))
-        .bind(id.as_bytes())
-        .fetch_optional(&self.pool)
-        .await?;
-        if let Some(row) = row {
+        );
+        let (id, token_bytes) = (Value::Bytes(id.as_bytes()), Value::Bytes(token.as_bytes()));
+        if let Some(row) = self.statements.fetch(standing_row, &[id]).await? {
             return Ok(Some(standing(
                 row.try_get(0)?,
                 row.try_get(1)?,
                 row.try_get(2)?,
             )));
         }
-        let claimed = sqlx::query(concat!(
+        let claim = concat!(
             "INSERT INTO reliable_consumer_claims AS claims (id, token, done, expires_at)
             VALUES (?, ?, FALSE, ",
             now!(),
@@ -109,17 +115,14 @@ impl SqliteStore {
             SET token = excluded.token, done = FALSE, expires_at = excluded.expires_at
             WHERE claims.expires_at <= ",
             now!()
-        ))
-        .bind(id.as_bytes())
-        .bind(&token.as_bytes()[..])
-        .bind(lease)
-        .execute(&self.pool)
-        .await?;
-        Ok((claimed.rows_affected() == 1).then_some(Claim::Claimed(*token)))
+        );
+        let values = [id, token_bytes, Value::Number(lease)];
+        let claimed = self.statements.execute(claim, &values).await?;
+        Ok((claimed == 1).then_some(Claim::Claimed(*token)))
     }
 }
 
-const STATEMENTS: Statements = Statements {
+const WORDS: Words = Words {
     renew: concat!(
         "UPDATE reliable_consumer_claims SET expires_at = ",
         now!(),
@@ -150,3 +153,25 @@ const STATEMENTS: Statements = Statements {
 };
 
 store!(SqliteStore);
+
+impl Dialect for Sqlite {
+    async fn execute(
+        connection: &mut SqliteConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        _prepared: bool,
+    ) -> Result<u64, sqlx::Error> {
+        let done = bound!(statement, values).execute(connection).await?;
+        Ok(done.rows_affected())
+    }
+
+    async fn fetch(
+        connection: &mut SqliteConnection,
+        statement: &str,
+        values: &[Value<'_>],
+        _prepared: bool,
+    ) -> Result<Option<SqliteRow>, sqlx::Error> {
+        let query = bound!(statement, values);
+        query.fetch_optional(connection).await
+    }
+}
