@@ -18,7 +18,7 @@ use std::{
 use common::{Changes, Running, Seen, committed, consumer, millis, until};
 use reliable_consumer::{
     Builder, CommittedUnhandled, DeadLetter, Event, Guarantee, HandlerResult, Message, Ordering,
-    Report, Retry, Text, outage,
+    RebalanceListener, Report, Retry, Text, TopicPartition, outage,
 };
 use reliable_consumer_testing::{Cluster, Record, cluster, unique};
 use tokio::task::JoinHandle;
@@ -373,4 +373,60 @@ async fn as_many_records_count_as_abandoned_as_had_a_handler() {
             );
         }
     }
+}
+
+/// Keeps the pump from polling, once, for longer than the group waits for anybody.
+struct Slow(std::sync::atomic::AtomicBool);
+
+impl RebalanceListener for Slow {
+    fn revoked(&self, _: &[TopicPartition]) {
+        if !self.0.swap(true, Relaxed) {
+            std::thread::sleep(Duration::from_secs(9));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_in_partitions_that_are_lost_is_dead_lettered_too() {
+    let Some(cluster) = cluster() else { return };
+    let world = World::new(cluster, Trouble::Retries, true);
+    let failing = async |_: &Message<Text>| -> HandlerResult { Err("again")? };
+    let builder = world
+        .builder()
+        .property("max.poll.interval.ms", "6000")
+        .ordering(Ordering::ByPartition)
+        .rebalance_listener(Slow(false.into()));
+    let first = Running::start(builder, failing);
+    let mut events = first.handle.events().unwrap();
+    let handle = first.handle.clone();
+    until("each partition to wait for another attempt", || {
+        let status = tokio::runtime::Handle::current().block_on(handle.status());
+        let waiting = status.unwrap().partitions.into_iter();
+        waiting.filter(|partition| partition.retrying > 0).count() == PARTITIONS as usize
+    })
+    .await;
+    let second = Running::start(world.builder(), failing);
+    let lost = tokio::time::timeout(common::PATIENCE, async {
+        loop {
+            if let Some(Event::Lost(partitions)) = events.next().await {
+                return partitions;
+            }
+        }
+    });
+    let lost = lost.await.expect("it is thrown out of the group");
+    assert!(!lost.is_empty());
+    // Those were not acknowledged yet when the partition was gone.
+    let told = first.stop().await.committed_unhandled;
+    assert!(told > 0, "nothing was lost");
+    second.stop().await;
+    let committed: i64 = committed(&world.cluster, &world.group, &world.topic)
+        .into_iter()
+        .map(|offset| offset.max(0))
+        .sum();
+    let set_aside: BTreeSet<Place> = world
+        .dead_lettered()
+        .into_iter()
+        .map(|(place, _)| place)
+        .collect();
+    assert_eq!(set_aside.len() as i64, committed);
 }

@@ -28,6 +28,7 @@ pub enum Guarantee {
     ///   [dead-letter topic](crate::Builder::dead_letter), as [`OutOfTime`](crate::FailureKind::OutOfTime), and handlers that
     ///   still run are stopped and their records dead-lettered as [`Interrupted`](crate::FailureKind::Interrupted): they may
     ///   have had their effect. For dead letters the last 2 s of that time are kept, or half of it if that is less.
+    /// - Of partitions that are lost, since the group took this process for dead, what has not started is dead-lettered too.
     /// - Whatever is neither handled nor dead-lettered, where there is no dead-letter topic or it did not acknowledge in
     ///   time, is told of then, by [`Event::CommittedUnhandled`](crate::Event::CommittedUnhandled) and in the log, and counted
     ///   in [`Report::committed_unhandled`](crate::Report::committed_unhandled).

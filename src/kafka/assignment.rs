@@ -527,6 +527,7 @@ impl Pump {
             // up to here has finished under this ownership.
             self.close_fences(&owners, began);
             while self.take_reports() {}
+            self.set_aside_what_is_lost(&owners);
             owners.iter().for_each(|owner| self.lose(*owner));
             self.announce(Change::Lost, &gone);
         } else if !owners.is_empty() {

@@ -140,8 +140,22 @@ impl Pump {
         waits.map(|by| by.saturating_duration_since(now))
     }
 
+    /// At most once: what is committed and has not started in partitions that are lost is set aside as well, for as long as
+    /// that takes: whoever has them now never reads it.
+    pub(super) fn set_aside_what_is_lost(&mut self, owners: &[Ownership]) {
+        if self.settings.dead_letter.is_none() {
+            return;
+        }
+        self.take_back();
+        for owner in owners {
+            self.engine.drain(*owner);
+            self.engine.cut(*owner, None, Cause::out_of_time);
+        }
+        self.give_up();
+    }
+
     /// At most once: what was committed and is handled by nobody, at the moment at which that is certain.
-    fn tell_of_forfeited(&mut self, owner: Ownership) {
+    pub(super) fn tell_of_forfeited(&mut self, owner: Ownership) {
         let Some(forfeited) = self.engine.forfeited(owner) else {
             return;
         };

@@ -500,6 +500,7 @@ impl Pump {
             ..Inherited::default()
         };
         let (old, source) = (held.owner, Arc::clone(&held.source));
+        self.tell_of_forfeited(old);
         let last = self.engine.end(old);
         let owner = self.engine.assign(Some(start), None, inherited);
         debug_assert_eq!(
