@@ -257,8 +257,11 @@ impl Window {
         let first = self.first_from(offset);
         let (mut from, mut count) = (first, 0);
         while from < self.next {
-            count += (self.word(from) >> (from % WORD)).count_ones() as usize;
-            from += WORD - from % WORD;
+            let bits = (WORD - from % WORD).min(self.next - from);
+            // In a full ring the bits above those of the newest records are of the oldest ones.
+            let beyond = WORD - bits;
+            count += (self.word(from) >> (from % WORD) << beyond).count_ones() as usize;
+            from += bits;
         }
         count - self.void_from(first)
     }
@@ -379,6 +382,24 @@ mod tests {
             window.deliver(offset);
         }
         window
+    }
+
+    #[test]
+    fn in_a_full_ring_no_record_is_counted_twice_for_sharing_a_word_with_the_oldest() {
+        let mut window = Window::new(FIRST_CAPACITY, Some(0));
+        let end = FIRST_CAPACITY as i64 + 10;
+        for offset in 0..FIRST_CAPACITY as i64 {
+            window.deliver(offset);
+        }
+        (0..10).for_each(|seq| drop(window.finish(seq)));
+        (FIRST_CAPACITY as i64..end).for_each(|offset| drop(window.deliver(offset)));
+        assert_eq!(window.room(), 0);
+        (11..64).for_each(|seq| drop(window.finish(seq)));
+        assert_eq!(window.finished_from(100), 0);
+        assert_eq!(window.finished_from(60), 4);
+        window.finish(end as u64 - 1);
+        assert_eq!(window.finished_from(100), 1);
+        assert_eq!(window.finished_from(0), window.held());
     }
 
     // T1
