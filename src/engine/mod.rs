@@ -408,8 +408,10 @@ impl<R, C> Engine<R, C> {
         let last = self.status(owner)?;
         self.schedule.forget(owner);
         self.breaker.forget(owner);
-        self.given_up.retain(|given_up| given_up.owner != owner);
-        self.crashed.retain(|crashed| crashed.owner != owner);
+        if last.dead_lettering > 0 {
+            self.given_up.retain(|given_up| given_up.owner != owner);
+            self.crashed.retain(|crashed| crashed.owner != owner);
+        }
         let partition = self.partitions[owner.slot as usize]
             .take()
             .expect("its status was read just now");

@@ -391,10 +391,16 @@ mod tests {
         for offset in 0..FIRST_CAPACITY as i64 {
             window.deliver(offset);
         }
-        (0..10).for_each(|seq| drop(window.finish(seq)));
-        (FIRST_CAPACITY as i64..end).for_each(|offset| drop(window.deliver(offset)));
+        for seq in 0..10 {
+            window.finish(seq);
+        }
+        for offset in FIRST_CAPACITY as i64..end {
+            window.deliver(offset);
+        }
         assert_eq!(window.room(), 0);
-        (11..64).for_each(|seq| drop(window.finish(seq)));
+        for seq in 11..64 {
+            window.finish(seq);
+        }
         assert_eq!(window.finished_from(100), 0);
         assert_eq!(window.finished_from(60), 4);
         window.finish(end as u64 - 1);

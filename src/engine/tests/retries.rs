@@ -296,3 +296,38 @@ fn what_failed_together_does_not_come_back_together() {
     assert_eq!(world.hand_over().len(), 50);
     assert!((3..30).contains(&early), "{early} of 50 came back early");
 }
+
+#[test]
+fn what_is_asked_of_a_partition_and_its_end_cost_nothing_for_the_retries_of_others() {
+    let mut world = World::with(Ordering::Unordered, |config| {
+        config.concurrency = 50_000;
+        config.breaker = None;
+        config.retry = Arc::new(Retry::fixed(60 * SECOND).max_attempts(100));
+    });
+    let owners: Vec<_> = (0..500).map(|_| world.partition(0..100)).collect();
+    let began = Instant::now();
+    while let Some(batch) = world.engine.next_batch() {
+        for job in batch.jobs {
+            let failed = Failed {
+                job,
+                then: AfterFailure::Retry(None),
+                cause: "the database is down",
+            };
+            world.engine.failed(batch.owner, failed);
+        }
+    }
+    let failing = began.elapsed();
+    let began = Instant::now();
+    for owner in &owners {
+        assert_eq!(world.status(*owner).retrying, 100);
+    }
+    for owner in owners {
+        assert_eq!(world.engine.end(owner).unwrap().retrying, 100);
+    }
+    let asked = began.elapsed();
+    assert_eq!(world.engine.schedule.next_due(), None);
+    assert!(
+        asked < 2 * failing,
+        "50,000 retries: to be asked and ended took {asked:?}, to fail {failing:?}"
+    );
+}
