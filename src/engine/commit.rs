@@ -2,9 +2,13 @@
 //!
 //! One commit is in flight at a time and it always carries the newest state. What has been committed is known only
 //! from an answer; after an error nothing is known about any of the partitions it named (librdkafka reports one
-//! partition's error on its neighbours), so each is committed again, alone, until the broker accepts it.
+//! partition's error on its neighbours), so they are committed again, apart from the others and in ever smaller groups,
+//! until the broker accepts them: see [`Doubt`].
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use super::Ownership;
 
@@ -61,8 +65,8 @@ pub(crate) struct Committed {
     pub(crate) offset: Option<i64>,
     /// Version of the state that the broker has acknowledged.
     version: Option<u64>,
-    /// The last answer was an error: this partition is committed alone until it goes through.
-    alone: bool,
+    /// The last answer was an error: this partition is committed apart from those that are well until it goes through.
+    apart: bool,
     /// That error may have been a neighbour's.
     doubtful: bool,
     /// That error said that this member is out of the group's current generation, or has no say in the group any more.
@@ -95,8 +99,8 @@ impl Committed {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    pub(crate) fn goes_alone(&self) -> bool {
-        self.alone
+    pub(crate) fn goes_apart(&self) -> bool {
+        self.apart
     }
 
     pub(crate) fn is_doubtful(&self) -> bool {
@@ -129,7 +133,7 @@ impl Committed {
 
     /// It shared a commit with a partition that failed: what became of its own part is not known.
     pub(crate) fn isolate(&mut self) {
-        (self.alone, self.doubtful) = (true, true);
+        (self.apart, self.doubtful) = (true, true);
         self.version = None;
     }
 
@@ -148,8 +152,88 @@ impl Committed {
             .saturating_mul(1 << self.failures.min(8))
             .min(SLOWEST);
         self.failures = self.failures.saturating_add(1);
-        (self.alone, self.doubtful, self.in_vain) = (true, false, in_vain);
+        (self.apart, self.doubtful, self.in_vain) = (true, false, in_vain);
         self.version = None;
         self.not_before = Some(now + pause);
+    }
+}
+
+/// How many of those whose commit has failed share the next one.
+///
+/// A group that fails is halved as long as it fails, and one that goes through doubles the next: of `n` partitions the `k`
+/// that fail by themselves are found in some `4 k log2 n` commits. Where everything fails there is nobody to be found. So
+/// when a commit fails as a whole and the coordinator has accepted none lately, a single partition is sent to find out: if
+/// that fails too, all of them pause, and an outage costs one commit a pause.
+#[derive(Debug)]
+pub(super) struct Doubt {
+    /// How many may share a commit.
+    company: usize,
+    /// How many were in the commit that failed as a whole, while a single one is sent to find out.
+    probing: Option<usize>,
+    /// Where the last of those was: the next one is another, since that one may be the only one that fails.
+    probed: usize,
+    accepted_at: Option<Instant>,
+}
+
+impl Doubt {
+    pub(super) fn none() -> Self {
+        Self {
+            company: usize::MAX,
+            probing: None,
+            probed: 0,
+            accepted_at: None,
+        }
+    }
+
+    /// Which of these partitions, given by their slots in order, go into the next commit.
+    pub(super) fn choose(&mut self, slots: &[usize]) -> Range<usize> {
+        if self.probing.is_none() {
+            return 0..slots.len().min(self.company);
+        }
+        let after = slots.iter().position(|slot| *slot > self.probed);
+        let at = after.unwrap_or(0);
+        slots.get(at).map_or(0..0, |slot| {
+            self.probed = *slot;
+            at..at + 1
+        })
+    }
+
+    /// A commit went through.
+    pub(super) fn accepted(&mut self, now: Instant) {
+        self.accepted_at = Some(now);
+        self.company = match self.probing.take() {
+            Some(failed) => (failed / 2).max(1),
+            None => self.company.saturating_mul(2),
+        };
+    }
+
+    /// One of so many partitions failed for reasons of its own.
+    pub(super) fn some_failed(&mut self, of: usize, now: Instant) {
+        self.accepted_at = Some(now);
+        self.halve(of);
+    }
+
+    /// All of so many partitions failed in the same way.
+    pub(super) fn all_failed(&mut self, of: usize, now: Instant) {
+        if self.is_answering(now) {
+            self.halve(of);
+        } else {
+            self.probing = Some(of);
+        }
+    }
+
+    /// This member has no say in the group, whatever it commits.
+    pub(super) fn in_vain(&mut self) {
+        (self.company, self.probing) = (usize::MAX, None);
+    }
+
+    /// Whether the coordinator has accepted something so lately that a failure is that of a partition.
+    pub(super) fn is_answering(&self, now: Instant) -> bool {
+        let lately = |at| now.saturating_duration_since(at) < FIRST_PAUSE;
+        self.accepted_at.is_some_and(lately)
+    }
+
+    fn halve(&mut self, of: usize) {
+        (self.company, self.probing) = ((of / 2).max(1), None);
     }
 }

@@ -42,6 +42,7 @@ pub(crate) use self::{
 };
 use self::{
     breaker::{Breaker, Evidence},
+    commit::Doubt,
     lanes::{Queued, Turn},
     pace::Pace,
     partition::{Partition, State, clock},
@@ -267,6 +268,7 @@ pub(crate) struct Engine<R, C> {
     /// When all is committed again, see [`commit::RECOMMIT`].
     recommit: Instant,
     commit_in_flight: Option<Commit>,
+    doubt: Doubt,
     /// While partitions are given away only the drain's own commits are sent.
     hold_commits: bool,
 }
@@ -304,6 +306,7 @@ impl<R, C> Engine<R, C> {
             next_commit: None,
             recommit: later(now, commit::RECOMMIT),
             commit_in_flight: None,
+            doubt: Doubt::none(),
             hold_commits: false,
         }
     }
@@ -1127,14 +1130,15 @@ impl<R, C> Engine<R, C> {
             .flatten()
             .filter(due)
             .filter(|partition| partition.committed.may_send(now));
-        let (alone, together): (Vec<_>, Vec<_>) =
-            ready.partition(|partition| partition.committed.goes_alone());
-        // First those that go alone. They are not many for long, as each either goes through or has to pause, whereas
+        let (mut apart, together): (Vec<_>, Vec<_>) =
+            ready.partition(|partition| partition.committed.goes_apart());
+        // First those that go apart. They are not many for long, as each either goes through or has to pause, whereas
         // the others are due again all the time.
-        let chosen = if alone.is_empty() {
+        let chosen = if apart.is_empty() {
             together
         } else {
-            alone.into_iter().take(1).collect()
+            choose(&mut self.doubt, &mut apart);
+            apart
         };
         let entries: Vec<_> = chosen
             .into_iter()
@@ -1152,8 +1156,8 @@ impl<R, C> Engine<R, C> {
         Some(self.send_commit(entries))
     }
 
-    /// A last commit of partitions that are given away, whatever the time: first all together, `again` one by one those
-    /// that a failure has left in doubt, and after a pause those that it has hit. `None` when there is no more to send,
+    /// A last commit of partitions that are given away, whatever the time: first all together, `again` in smaller groups
+    /// those that a failure has left in doubt, and after a pause those that it has hit. `None` when there is no more to send,
     /// for good or until [`last_commit_retry`](Self::last_commit_retry).
     pub(crate) fn final_commit(&mut self, owners: &[Ownership], again: bool) -> Option<Commit> {
         if self.commit_in_flight.is_some() {
@@ -1169,15 +1173,27 @@ impl<R, C> Engine<R, C> {
         }
         let now = self.now;
         let retry_is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        let entries: Vec<_> = owners
+        let mut owners: Vec<_> = owners.to_vec();
+        owners.sort_unstable_by_key(|owner| owner.slot());
+        let mut chosen: Vec<_> = owners
             .iter()
-            .filter_map(|owner| self.partition(*owner))
+            .filter_map(|owner| {
+                self.partitions
+                    .get(owner.slot())?
+                    .as_ref()
+                    .filter(|it| it.owner == *owner)
+            })
             .filter(|partition| partition.commit_is_due())
             .filter(|Partition { committed, .. }| {
                 !again || committed.is_doubtful() || retry_is_due(committed.last_retry())
             })
+            .collect();
+        if again {
+            choose(&mut self.doubt, &mut chosen);
+        }
+        let entries: Vec<_> = chosen
+            .into_iter()
             .filter_map(|partition| partition.commit_entry(true))
-            .take(if again { 1 } else { usize::MAX })
             .collect();
         (!entries.is_empty()).then(|| self.send_commit(entries))
     }
@@ -1226,12 +1242,11 @@ impl<R, C> Engine<R, C> {
             || results
                 .iter()
                 .any(|result| *result != CommitResult::Accepted);
-        // With several partitions in one commit an error says nothing sure about any of them: those that were named
-        // differently are asked again one by one.
-        // Which of several had too much metadata is found out one by one as well.
+        // With several partitions in one commit an error says nothing sure about any of them: see [`Doubt`]. Which of
+        // several had too much metadata is found out in the same way.
+        let count = commit.entries.len();
         let shrink = overall == CommitResult::Shrink || results.contains(&CommitResult::Shrink);
-        let doubtful = (shrink && commit.entries.len() > 1)
-            || results.windows(2).any(|pair| pair[0] != pair[1]);
+        let differ = (shrink && count > 1) || results.windows(2).any(|pair| pair[0] != pair[1]);
         let too_long = match commit.entries.as_slice() {
             [only] if shrink && !only.metadata.is_empty() => Some(only.metadata.len()),
             _ => None,
@@ -1239,6 +1254,7 @@ impl<R, C> Engine<R, C> {
         let said = |result| overall == result || results.contains(&result);
         let in_vain = said(CommitResult::Rejoining) || said(CommitResult::Fatal);
         let now = self.now;
+        let doubtful = refused && (differ || (count > 1 && !in_vain));
         for entry in &commit.entries {
             let Some(partition) = find_mut(&mut self.partitions, entry.owner) else {
                 continue;
@@ -1249,6 +1265,23 @@ impl<R, C> Engine<R, C> {
                 None if doubtful => partition.committed.isolate(),
                 None => partition.committed.failed(now, in_vain),
             }
+        }
+        if !refused {
+            self.doubt.accepted(now);
+        } else if differ || too_long.is_some() {
+            self.doubt.some_failed(count, now);
+        } else if in_vain {
+            self.doubt.in_vain();
+        } else if count > 1 {
+            self.doubt.all_failed(count, now);
+        } else if !self.doubt.is_answering(now) {
+            // Nor would the others go through now.
+            let partitions = self.partitions.iter_mut().flatten();
+            partitions
+                .filter(|partition| partition.commit_is_due())
+                .map(|partition| &mut partition.committed)
+                .filter(|committed| committed.goes_apart() && committed.may_send(now))
+                .for_each(|committed| committed.failed(now, false));
         }
         let mut due = self
             .partitions
@@ -1261,7 +1294,7 @@ impl<R, C> Engine<R, C> {
             .is_some()
             .then_some(later(now, self.config.commit_interval));
         if due.any(|partition| {
-            (partition.committed.goes_alone() || partition.commits_first())
+            (partition.committed.goes_apart() || partition.commits_first())
                 && partition.committed.may_send(now)
         }) {
             self.next_commit = Some(now);
@@ -1359,6 +1392,17 @@ impl<R, C> Engine<R, C> {
     fn partition_mut(&mut self, owner: Ownership) -> Option<&mut Partition<R>> {
         find_mut(&mut self.partitions, owner)
     }
+}
+
+/// Leaves those that go into the next commit.
+fn choose<R>(doubt: &mut Doubt, ready: &mut Vec<&Partition<R>>) {
+    let slots: Vec<_> = ready
+        .iter()
+        .map(|partition| partition.owner.slot())
+        .collect();
+    let chosen = doubt.choose(&slots);
+    ready.truncate(chosen.end);
+    ready.drain(..chosen.start);
 }
 
 /// Free-standing so that other fields of the engine can be used beside it.

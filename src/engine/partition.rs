@@ -660,7 +660,7 @@ impl<R> Partition<R> {
             // What is given away takes nothing more on. But a commit that failed may have been applied all the same, and
             // what it covers would be handled by nobody. And where to start stays decided.
             Some(_) => {
-                self.committed.goes_alone() || self.version > 0 && self.committed.is_in_doubt()
+                self.committed.goes_apart() || self.version > 0 && self.committed.is_in_doubt()
             }
         }
     }
