@@ -813,3 +813,43 @@ fn an_idempotency_that_cannot_work_is_refused_at_build() {
     }
     builder().idempotency(MemoryStore::new(1)).build().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_whose_keys_in_redis_are_somebody_elses_are_dead_lettered_and_the_store_is_well() {
+    let Some(world) = World::new(1) else { return };
+    let letters = world.cluster.create_topic("letters", 1, &[]);
+    let client = redis::Client::open(world.url.as_str()).unwrap();
+    let mut somebody = client.get_multiplexed_async_connection().await.unwrap();
+    let key = |n: usize| format!("reliable-consumer:{}:payment {n}", world.group);
+    // A list, and texts that no store writes: with an end and without.
+    for (command, n, value) in [
+        ("LPUSH", 5, "x"),
+        ("SET", 6, "not a claim"),
+        ("SET", 7, "c0123456789abcdef"),
+    ] {
+        let mut command = redis::cmd(command);
+        command.arg(key(n)).arg(value);
+        let _: redis::Value = command.query_async(&mut somebody).await.unwrap();
+    }
+    world.cluster.produce(&world.topic, (0..20).map(payment));
+    let stop = Unreachable::Stop {
+        after: Duration::from_secs(60),
+    };
+    let builder = world
+        .consumer(Idempotency::new(world.store()).on_unreachable(stop))
+        .retry(Retry::fixed(millis(50)).max_attempts(2))
+        .dead_letter(DeadLetter::topic(&letters));
+    let running = world.start(builder, Duration::ZERO);
+    world.all_committed();
+    let status = running.handle.status().await.unwrap();
+    let report = running.stop().await;
+    world.all_once(17);
+    let idempotency = status.idempotency.unwrap();
+    assert_eq!((idempotency.down_for, idempotency.error), (None, None));
+    assert_eq!((report.outages, report.dead_lettered), (0, 3));
+    assert_eq!(report.unusable_entries, 6, "each of them was tried twice");
+    for (letter, n) in world.cluster.read_all(&letters).iter().zip(5..) {
+        let error = letter.header("errorMessage").unwrap();
+        assert!(error.contains(&key(n)), "{error}");
+    }
+}

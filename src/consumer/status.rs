@@ -82,6 +82,8 @@ pub struct IdempotencyStatus {
     pub possible_repeats: u64,
     /// As in [`Report::id_conflicts`].
     pub id_conflicts: u64,
+    /// As in [`Report::unusable_entries`].
+    pub unusable_entries: u64,
     /// The store has not answered since it failed: for how long, from the first failure.
     pub down_for: Option<Duration>,
     /// What it failed with last.
@@ -285,6 +287,10 @@ pub struct Report {
     pub possible_repeats: u64,
     /// Records that were set aside as [`IdConflict`](crate::FailureKind::IdConflict).
     pub id_conflicts: u64,
+    /// Attempts that failed because the [idempotency store](super::Builder::idempotency) cannot use what it has under the id
+    /// of the message: something else wrote there. The error names the id. See
+    /// [`StoreError::Entry`](crate::idempotency::StoreError::Entry).
+    pub unusable_entries: u64,
     /// Records whose dead letter was acknowledged, or is in the spool.
     pub dead_lettered: u64,
     /// Records whose copy in a [retry topic](crate::RetryTopics) was acknowledged. They are received again from there, and

@@ -52,6 +52,7 @@ pub(super) async fn once<F: Future<Output = Attempted>>(
         Entry::Duplicate => return Attempted::Duplicate,
         Entry::InProgress(wait) => return Attempted::InProgress(wait),
         Entry::Conflict => return Attempted::IdConflict,
+        Entry::Unusable(reason) => return Attempted::EntryUnusable(reason),
         Entry::Unreachable(error) => return Attempted::StoreUnreachable(error),
     };
     let turn = async {

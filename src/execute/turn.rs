@@ -53,6 +53,8 @@ pub(super) enum Attempted {
     InProgress(Duration),
     /// Another message has the same id.
     IdConflict,
+    /// The idempotency store cannot use what it has under the id of its message.
+    EntryUnusable(String),
     /// The idempotency store has no answer.
     StoreUnreachable(StoreError),
 }
@@ -255,6 +257,10 @@ pub(super) fn judge(
             let message = "another message with the same id and other content has been handled";
             let kind = FailureKind::IdConflict;
             (kind, AfterFailure::GiveUp, message.into(), None)
+        }
+        Attempted::EntryUnusable(reason) => {
+            let kind = FailureKind::AttemptsExhausted;
+            (kind, AfterFailure::Retry(None), reason, None)
         }
         Attempted::StoreUnreachable(error) => {
             let (kind, message) = (FailureKind::AttemptsExhausted, chain(&error));

@@ -44,6 +44,7 @@ pub(crate) struct Claims {
     possible_repeats: AtomicU64,
     told: Throttle,
     id_conflicts: AtomicU64,
+    unusable: AtomicU64,
 }
 
 /// What came of asking for a record's message.
@@ -58,6 +59,8 @@ pub(crate) enum Entry {
     InProgress(Duration),
     /// Another message with its id has been handled.
     Conflict,
+    /// The store cannot use what it has under this message's id: what to say of it.
+    Unusable(String),
     /// The store has no answer.
     Unreachable(StoreError),
 }
@@ -73,6 +76,7 @@ impl Claims {
             possible_repeats: AtomicU64::new(0),
             told: told(),
             id_conflicts: AtomicU64::new(0),
+            unusable: AtomicU64::new(0),
         }
     }
 
@@ -84,10 +88,7 @@ impl Claims {
         if unclaimed && !self.health.is_worth_asking(asked) {
             return Entry::Unclaimed;
         }
-        let (id, from) = self
-            .settings
-            .id
-            .of(record, |id, from| (Id::under(&self.prefix, id), from));
+        let (id, from) = self.id(record);
         let fingerprint = self.settings.fingerprint.as_ref().map(|of| of(record));
         // At least half of the lease is left of what is granted.
         match self.ask(Claiming::new(self, id), lease / 2).await {
@@ -112,23 +113,36 @@ impl Claims {
                 let random = Token::unique().as_bytes()[0];
                 Entry::InProgress(next_look(lease, lapses_in, random))
             }
+            Err(error @ StoreError::Entry(_)) => {
+                self.unusable.fetch_add(1, Ordering::Relaxed);
+                let (id, _) = self.id(record);
+                Entry::Unusable(format!("{error} (id {id:?})"))
+            }
             Err(_) if unclaimed => Entry::Unclaimed,
             Err(error) => Entry::Unreachable(error),
         }
     }
 
+    /// What the store knows the record's message by.
+    fn id(&self, record: &Record) -> (Id, IdFrom) {
+        let source = &self.settings.id;
+        source.of(record, |id, from| (Id::under(&self.prefix, id), from))
+    }
+
     /// The store's answer, if it comes in time.
-    async fn ask<T>(
+    async fn ask<T: Proof>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
         limit: Duration,
     ) -> Result<T, StoreError> {
+        let asked = Instant::now();
         let answer = timeout(limit, call).await.unwrap_or_else(|_| {
             let late = format!("it has not answered within {} ms", limit.as_millis());
             Err(StoreError::unavailable(late))
         });
         match &answer {
-            Ok(_) => self.health.answered(),
+            Ok(answer) if answer.is_proof() => self.health.answered(asked),
+            Ok(_) | Err(StoreError::Entry(_)) => {}
             Err(error) => self.health.failed(error),
         }
         answer
@@ -167,6 +181,10 @@ impl Claims {
 
     pub(crate) fn possible_repeats(&self) -> u64 {
         self.possible_repeats.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn unusable(&self) -> u64 {
+        self.unusable.load(Ordering::Relaxed)
     }
 
     pub(crate) fn id_conflicts(&self) -> u64 {
@@ -213,6 +231,24 @@ impl Claims {
         };
         self.down()
             .filter(|down| down.refuses || down.since.elapsed() >= after)
+    }
+}
+
+/// An answer, and whether a store that takes no writes would have given another. One that is told that it changed nothing
+/// may not even have tried.
+trait Proof {
+    fn is_proof(&self) -> bool;
+}
+
+impl Proof for Update {
+    fn is_proof(&self) -> bool {
+        *self == Self::Applied
+    }
+}
+
+impl Proof for (Id, Claim) {
+    fn is_proof(&self) -> bool {
+        true
     }
 }
 
@@ -312,7 +348,7 @@ impl Held {
                     self.since = asked;
                     next = asked + pause;
                 }
-                Ok(Update::Stale) => return,
+                Ok(Update::Stale) | Err(StoreError::Entry(_)) => return,
                 Err(_) => next = Instant::now() + pause / 4,
             }
         }
@@ -341,7 +377,11 @@ impl Held {
                 );
                 match self.claims.ask(completion, settings.lease / 3).await {
                     Ok(Update::Applied) => return Ok(()),
-                    Ok(Update::Stale) => return Err("its lease had lapsed"),
+                    Ok(Update::Stale) => return Err("its lease had lapsed".into()),
+                    Err(error @ StoreError::Entry(_)) => {
+                        self.claims.unusable.fetch_add(1, Ordering::Relaxed);
+                        return Err(format!("{error} (id {:?})", self.id));
+                    }
                     Err(error) => last = shown(&error),
                 }
                 sleep(pause).await;
@@ -352,7 +392,7 @@ impl Held {
         let lapsed = (self.since + settings.lease).max(Instant::now() + settings.lease / 3);
         tokio::select! {
             biased;
-            tried = tries => tried.map_err(String::from),
+            tried = tries => tried,
             () = sleep_until(lapsed) => Err(last),
             () = over => Err(last),
         }
@@ -431,9 +471,11 @@ impl Health {
         self.troubled.store(true, Ordering::Release);
     }
 
-    fn answered(&self) {
+    /// What was asked before the last failure may have been done before it, and says nothing about what comes after.
+    fn answered(&self, asked: Instant) {
         if self.troubled.load(Ordering::Acquire)
             && let Some(trouble) = &mut *self.trouble()
+            && asked >= trouble.failed_at
         {
             trouble.answered = true;
         }
@@ -522,6 +564,19 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_to_what_was_asked_before_a_failure_does_not_end_it() {
+        let health = Health::default();
+        let asked = Instant::now();
+        std::thread::sleep(Duration::from_millis(2));
+        health.failed(&StoreError::unavailable("read-only"));
+        health.answered(asked);
+        assert!(health.down_since().is_some());
+        health.answered(Instant::now());
+        assert!(health.down_since().is_none());
+        assert!(!Update::Stale.is_proof(), "nothing was written");
+    }
+
+    #[test]
     fn trouble_is_told_of_once_and_its_end_when_it_has_been_over_for_a_while() {
         let health = Health::default();
         let error = StoreError::unavailable("away");
@@ -530,14 +585,14 @@ mod tests {
         assert!(matches!(health.news(), Some(News::Down { .. })));
         health.failed(&error);
         assert!(health.news().is_none());
-        health.answered();
+        health.answered(Instant::now());
         assert!(health.news().is_none(), "it may fail again at once");
         std::thread::sleep(CALM);
         assert!(matches!(health.news(), Some(News::Up { .. })));
         assert!(health.news().is_none());
         // Over before anybody was told.
         health.failed(&error);
-        health.answered();
+        health.answered(Instant::now());
         std::thread::sleep(CALM);
         assert!(health.news().is_none() && health.trouble().is_none());
     }

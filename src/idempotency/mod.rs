@@ -50,6 +50,7 @@
 //! | the handler fails, panics or is timed out, or is dropped at a deadline | the message is free at once: for a retry, a [retry topic](crate::RetryTopics), and a redrive. An id is the same on all of these ways |
 //! | the store cannot be told that it is done | that is tried until the lease lapses, or the partition has to be given away. Then the record is finished and counted in [`Report::possible_repeats`](crate::Report::possible_repeats): its repeat, if one comes, is handled |
 //! | the store does not answer, or refuses | [`Unreachable`] decides; it is told by events, in the log and in [`Status::idempotency`](crate::Status::idempotency). A call that takes longer than half of the lease has no answer |
+//! | something else wrote under the id in the store | the attempt fails, with an error that names the id, and is counted in [`Report::unusable_entries`](crate::Report::unusable_entries): the record is retried, and given up like any other |
 //! | the id is that of a message with other content | with [`Idempotency::fingerprint`], the record is dead-lettered as [`IdConflict`](crate::FailureKind::IdConflict) |
 //!
 //! Records that a [filter](crate::Builder::filter) passes over, that cannot be decoded, or that follow or wait for a

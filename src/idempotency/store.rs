@@ -285,6 +285,12 @@ pub enum StoreError {
     /// It will go on refusing until somebody acts: a missing table or permission, a wrong password.
     #[error("the idempotency store refuses, see to its set-up: {0}")]
     Refused(#[source] BoxError),
+    /// It does well, but cannot use what it has under this id, or keep this id: something else wrote there, or the table has
+    /// a column that is too short. The message fails as one whose handler failed.
+    #[error(
+        "the idempotency store cannot use the entry of this message, look at what is there: {0}"
+    )]
+    Entry(#[source] BoxError),
 }
 
 impl StoreError {
@@ -296,6 +302,11 @@ impl StoreError {
     /// Not worth retrying until somebody has acted.
     pub fn refused(source: impl Into<BoxError>) -> Self {
         Self::Refused(source.into())
+    }
+
+    /// The fault of one entry, which no other message meets.
+    pub fn entry(source: impl Into<BoxError>) -> Self {
+        Self::Entry(source.into())
     }
 
     /// Whether the same call may succeed later without anybody's doing.

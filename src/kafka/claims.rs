@@ -44,6 +44,7 @@ impl Pump {
             duplicates: claims.duplicates(),
             possible_repeats: claims.possible_repeats(),
             id_conflicts: claims.id_conflicts(),
+            unusable_entries: claims.unusable(),
             down_for: down.as_ref().map(|down| down.since.elapsed()),
             error: down.map(|down| down.error),
         })
@@ -54,6 +55,7 @@ impl Pump {
             self.report.duplicates = claims.duplicates();
             self.report.possible_repeats = claims.possible_repeats();
             self.report.id_conflicts = claims.id_conflicts();
+            self.report.unusable_entries = claims.unusable();
         }
     }
 }

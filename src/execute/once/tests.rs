@@ -34,6 +34,8 @@ struct Flaky {
     hangs: AtomicBool,
     /// Claims are granted, and the answer takes longer than anybody waits.
     late: AtomicBool,
+    /// Claims are granted, and the answer takes a while.
+    slow: AtomicBool,
     asked: AtomicUsize,
     refuses: AtomicBool,
 }
@@ -67,6 +69,9 @@ impl Store for Flaky {
             let claim = self.pass(&self.claims_fail).await?.claim(id, lease).await;
             if self.late.load(Ordering::SeqCst) {
                 sleep(lease * 6 / 10).await;
+            }
+            if self.slow.load(Ordering::SeqCst) {
+                sleep(lease / 4).await;
             }
             claim
         })
@@ -516,6 +521,36 @@ async fn what_is_granted_when_nobody_waits_for_it_any_more_is_free() {
         assert!(matches!(next.handle(&record).await, Attempted::Handled));
         assert!(since.elapsed() < lease, "before its lease has lapsed");
     }
+}
+
+// P8
+#[tokio::test]
+async fn what_the_store_did_before_it_failed_starts_no_handler_afterwards() {
+    let process = Process::new(|it| it.lease(LEASE * 4));
+    let [one, two, three] = ["1", "2", "3"].map(|id| record(id, ""));
+    process.store.slow.store(true, Ordering::SeqCst);
+    let others = async {
+        sleep(LEASE / 10).await;
+        process.store.slow.store(false, Ordering::SeqCst);
+        let fail = |fails| {
+            process.store.claims_fail.store(fails, Ordering::SeqCst);
+            process
+                .store
+                .completions_fail
+                .store(fails, Ordering::SeqCst);
+        };
+        fail(true);
+        let attempted = process.handle(&two).await;
+        assert!(matches!(attempted, Attempted::StoreUnreachable(_)));
+        // The answer to the first claim comes meanwhile.
+        sleep(LEASE * 3 / 2).await;
+        assert_eq!(process.handled(), 0, "it cannot be completed");
+        fail(false);
+        process.handle(&three).await
+    };
+    let (first, third) = tokio::join!(process.handle(&one), others);
+    assert!(matches!(first, Attempted::Handled));
+    assert!(matches!(third, Attempted::Handled));
 }
 
 // P8

@@ -213,20 +213,22 @@ where
                     mem::forget(unanswered);
                 }
                 let holder: Option<Vec<u8>> = answer.map_err(error)?;
-                match holder.as_deref() {
+                match holder.as_deref().map(parse) {
                     None => return Ok(Claim::Claimed(token)),
-                    Some([b'd', rest @ ..]) => {
-                        return Ok(Claim::Done {
-                            fingerprint: fingerprint(rest),
-                        });
+                    Some(Some(Holder::Done(fingerprint))) => {
+                        return Ok(Claim::Done { fingerprint });
                     }
-                    Some(_) => {}
+                    Some(Some(Holder::Claim)) => {}
+                    Some(None) => return Err(foreign("its value is none that a store writes")),
                 }
                 let lapses_in: i64 = redis::cmd("PTTL")
                     .arg(id.as_bytes())
                     .query_async(&mut connection)
                     .await
                     .map_err(error)?;
+                if lapses_in == NEVER {
+                    return Err(foreign("its key does not expire"));
+                }
                 // Negative when the key has gone meanwhile.
                 if let Ok(lapses_in) = u64::try_from(lapses_in) {
                     return Ok(Claim::InProgress {
@@ -312,10 +314,31 @@ where
     }
 }
 
-/// That behind the token of a value.
-fn fingerprint(rest: &[u8]) -> Option<Fingerprint> {
-    let bytes = rest.get(size_of::<Token>()..)?;
-    bytes.try_into().ok().map(Fingerprint::from_bytes)
+/// What `PTTL` answers about a key without an end.
+const NEVER: i64 = -1;
+
+/// What stands under an id.
+enum Holder {
+    Claim,
+    Done(Option<Fingerprint>),
+}
+
+fn parse(value: &[u8]) -> Option<Holder> {
+    let (kind, rest) = value.split_first()?;
+    let (_, fingerprint) = rest.split_at_checked(size_of::<Token>())?;
+    match (kind, fingerprint) {
+        (b'c', []) => Some(Holder::Claim),
+        (b'd', []) => Some(Holder::Done(None)),
+        (b'd', bytes) => {
+            let bytes = bytes.try_into().ok()?;
+            Some(Holder::Done(Some(Fingerprint::from_bytes(bytes))))
+        }
+        _ => None,
+    }
+}
+
+fn foreign(what: &str) -> StoreError {
+    StoreError::entry(format!("something else wrote there, {what}"))
 }
 
 fn error(error: RedisError) -> StoreError {
@@ -327,15 +350,13 @@ fn error(error: RedisError) -> StoreError {
             );
             return StoreError::refused(advice);
         }
+        _ if error.code() == Some("WRONGTYPE") => return StoreError::entry(error),
         ErrorKind::InvalidClientConfig
         | ErrorKind::AuthenticationFailed
         | ErrorKind::UnexpectedReturnType
         | ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::NoPerm) => true,
         // Those that the client has no name for. `OOM`, `MISCONF`, `NOREPLICAS` and `BUSY` pass.
-        _ => matches!(
-            error.code(),
-            Some("NOAUTH" | "WRONGPASS" | "WRONGTYPE" | "UNKNOWN")
-        ),
+        _ => matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "UNKNOWN")),
     };
     if refused {
         StoreError::refused(error)

@@ -143,6 +143,10 @@ fn store_error(error: sqlx::Error) -> StoreError {
         | Error::Encode(_)
         | Error::Decode(_)
         | Error::PoolClosed => true,
+        // The id is longer than its column. Other ids fit.
+        Error::Database(of) if of.code().as_deref() == Some("22001") => {
+            return StoreError::entry(error);
+        }
         Error::Database(error) => error.code().is_some_and(|it| needs_attention(&it)),
         _ => false,
     };
