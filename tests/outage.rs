@@ -13,7 +13,7 @@ use std::{
 };
 
 use common::{PATIENCE, Running, Seen, all_committed, committed, consumer, millis, until};
-use reliable_consumer::{Event, HandlerResult, Message, Ordering, Text};
+use reliable_consumer::{Event, HandlerResult, Message, Ordering, ReliableConsumer, Text};
 use reliable_consumer_testing::{Record, eventually, own_cluster, unique};
 
 fn numbered(from: usize, count: usize) -> impl Iterator<Item = Record> {
@@ -348,4 +348,79 @@ fn a_consumer_that_never_reached_a_broker_can_be_dropped() {
     });
     eventually("its thread to be gone", PATIENCE, || !has_thread(&group));
     assert_eq!(panics.load(Atomic::SeqCst), 0);
+}
+
+/// A group that is new to three topics of one replica each, while the broker with one of them is down.
+async fn start_without_a_broker(settings: &[(&str, &str)]) {
+    const RECORDS: usize = 200;
+    let Some(cluster) = own_cluster(3) else {
+        return;
+    };
+    let topics = [1, 2, 3].map(|broker| cluster.create_topic_on("alone", &[broker], &[]));
+    for topic in &topics {
+        cluster.produce(topic, numbered(0, RECORDS));
+    }
+    let group = unique("group");
+    tokio::task::block_in_place(|| cluster.kill([3]));
+    let seen = Seen::<(String, i64)>::default();
+    let noted = seen.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note((message.topic().to_owned(), message.offset()));
+        Ok(())
+    };
+    let mut builder = ReliableConsumer::builder()
+        .bootstrap_servers(cluster.brokers())
+        .group_id(&group)
+        .commit_interval(millis(100))
+        .topics(&topics);
+    for (name, value) in settings {
+        builder = builder.property(*name, *value);
+    }
+    let began = Instant::now();
+    let run = Running::start(builder, handler);
+    until("the other two to be handled", || seen.len() == 2 * RECORDS).await;
+    println!("{settings:?}: handled after {:?}", began.elapsed());
+    let held_up = eventually_status(&run, |status| {
+        status.partitions.iter().any(|it| it.not_started.is_some())
+    });
+    let held_up = held_up.await;
+    for partition in held_up.partitions {
+        let without = *partition.topic == *topics[2];
+        assert_eq!(partition.not_started.is_some(), without, "{partition:?}");
+    }
+    assert_eq!(seen.len(), 2 * RECORDS);
+    tokio::task::block_in_place(|| cluster.restart([3]));
+    let back = Instant::now();
+    until("the third to be handled", || seen.len() == 3 * RECORDS).await;
+    println!("{settings:?}: the third after {:?}", back.elapsed());
+    for topic in &topics {
+        tokio::task::block_in_place(|| all_committed(&cluster, &group, topic));
+    }
+    run.stop().await;
+}
+
+async fn eventually_status(
+    run: &Running,
+    condition: impl Fn(&reliable_consumer::Status) -> bool,
+) -> reliable_consumer::Status {
+    let began = Instant::now();
+    loop {
+        let status = run.handle.status().await.unwrap();
+        if condition(&status) {
+            return status;
+        }
+        assert!(began.elapsed() < PATIENCE, "{status:?}");
+        tokio::time::sleep(millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_down_at_the_start_holds_up_only_what_it_leads() {
+    start_without_a_broker(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_it_is_where_the_brokers_assign_and_with_eager_assignors() {
+    start_without_a_broker(&[("group.protocol", "consumer")]).await;
+    start_without_a_broker(&[("partition.assignment.strategy", "range")]).await;
 }

@@ -102,8 +102,6 @@ pub enum RunErrorKind {
     DeadLetterTopicConsumed,
     /// There is no handler for a topic that was assigned.
     NoHandler,
-    /// The group's committed offsets could not be read in time.
-    OffsetsUnavailable,
     /// librdkafka gave up, or could not create the client.
     Client,
     /// The runtime that executes the handlers was shut down under the consumer.

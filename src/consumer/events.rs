@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use super::DeadLetterSpool;
+use super::{DeadLetterSpool, NotStartedReason};
 use crate::{RecordState, record::Source};
 
 /// A partition of a topic.
@@ -30,8 +30,18 @@ impl TopicPartition {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// These partitions are ours from now on.
+    /// These partitions are ours from now on, and are read.
     Assigned(Vec<TopicPartition>),
+    /// These partitions are ours, and not read yet: it is not known where they start. Others go on. Told once, and again when
+    /// the reason changes; [`Assigned`](Self::Assigned) follows when they start.
+    NotStarted {
+        /// The partitions.
+        partitions: Vec<TopicPartition>,
+        /// What is in the way.
+        reason: NotStartedReason,
+        /// What the broker or the client said, if anything.
+        error: Option<String>,
+    },
     /// These partitions went to another member; what had finished in them is committed, as far as the brokers let us.
     Revoked(Vec<TopicPartition>),
     /// These partitions were lost: the group had given them to others before we knew.

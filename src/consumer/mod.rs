@@ -23,9 +23,9 @@ pub use self::{
     run::Run,
     settings::{Exhausted, OutOfRange, RedrivenForOthers, StartPolicy},
     status::{
-        BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, OwnershipState, PartitionReport,
-        PartitionStatus, Report, RunningRecord, StalledDeadLetters, Status, StopReason,
-        StoppedPartition, WaitingRecord,
+        BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, NotStarted, NotStartedReason,
+        OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
+        StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
     },
 };
 use crate::{

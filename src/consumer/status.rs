@@ -141,6 +141,8 @@ pub struct PartitionStatus {
     pub paused: bool,
     /// It is not read, since going on would pass over records: see [`OutOfRange`](crate::OutOfRange).
     pub stopped: Option<StoppedPartition>,
+    /// It is not read yet, since it is not known where it starts. Others go on, and it begins by itself.
+    pub not_started: Option<NotStarted>,
     /// Offset of the next record to read; `None` before the first.
     pub position: Option<i64>,
     /// The offset that the broker has acknowledged as committed.
@@ -180,6 +182,88 @@ pub struct PartitionStatus {
     /// Records that are still to be handled with care, few at a time or each alone: the process that had this partition
     /// before died, and one of them may be why. See [`crash_limit`](super::Builder::crash_limit).
     pub suspects: usize,
+}
+
+impl PartitionStatus {
+    pub(crate) fn not_started(topic: Arc<str>, partition: i32, not_started: NotStarted) -> Self {
+        Self {
+            topic,
+            partition,
+            ownership: OwnershipState::Owned,
+            paused: false,
+            stopped: None,
+            not_started: Some(not_started),
+            position: None,
+            committed: None,
+            commit_failures: 0,
+            lag: None,
+            finished_out_of_order: 0,
+            beyond_snapshot: 0,
+            running: 0,
+            queued: 0,
+            delayed: 0,
+            retrying: 0,
+            dead_lettering: 0,
+            bytes: 0,
+            resident_bytes: 0,
+            fetch_paused: false,
+            oldest_running: None,
+            oldest_waiting: None,
+            suspects: 0,
+        }
+    }
+}
+
+/// Why a partition that is ours is not read yet. It is asked for again every second or so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotStarted {
+    /// What is in the way.
+    pub reason: NotStartedReason,
+    /// What the broker or the client said, if anything.
+    pub error: Option<String>,
+    /// For how long, since the partition was assigned to us.
+    pub waited: Duration,
+}
+
+/// What keeps a partition from being started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NotStartedReason {
+    /// The group has no committed offset for it, and it has no leader, who alone knows where its log begins and ends.
+    NoLeader,
+    /// The group has no committed offset for it, and its leader does not say where its log begins and ends.
+    LeaderUnavailable,
+    /// The group's coordinator does not give its committed offset.
+    CommittedOffsetUnavailable,
+}
+
+impl NotStartedReason {
+    /// What can be done about it.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::NoLeader => {
+                "see whether the brokers with its replicas are up; it starts when one of them leads it"
+            }
+            Self::LeaderUnavailable => {
+                "see whether that broker is up and can be reached from here; it starts when it answers"
+            }
+            Self::CommittedOffsetUnavailable => {
+                "see whether the group's coordinator is up, and whether a transaction with offsets of the group is open; it \
+                 starts when there is an answer"
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for NotStartedReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NoLeader => "it has no committed offset and no leader",
+            Self::LeaderUnavailable => "it has no committed offset, and its leader does not answer",
+            Self::CommittedOffsetUnavailable => "its committed offset cannot be read",
+        })
+    }
 }
 
 /// Why a partition is not read any further, and what somebody needs to know who decides where it goes on: see

@@ -4,82 +4,49 @@
 //! the others go on, as the same round runs here.
 
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     sync::Arc,
-    time::{Duration, Instant, UNIX_EPOCH},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
     Offset, TopicPartitionList,
     consumer::{Consumer as _, RebalanceProtocol},
-    error::{KafkaError, KafkaResult},
 };
 
 use super::{
     BaseConsumer,
     epochs::Epochs,
-    ffi::{PartitionQueue, leader_epochs_of, metadata_of},
+    ffi::PartitionQueue,
     prefetch::Prefetch,
     pump::{Held, Pump, filled_wake},
+    starts::{Found, Place, Position, Surprise},
     surprises::{Log, Silence},
     topics::QUESTION,
     watch::{Change, Watch},
 };
 use crate::{
-    consumer::{Event, RunErrorKind, StartPolicy, TopicPartition},
-    engine::{Identity, Inherited, Marks, Ownership, TopicSeen, decode_snapshot},
+    consumer::{Event, RunErrorKind, TopicPartition},
+    engine::{Identity, Inherited, Marks, Ownership, decode_snapshot},
     execute::Fence,
     record::Source,
 };
 
-/// Between two tries.
-const PAUSE: Duration = Duration::from_millis(200);
+/// What an assignment's answer waits for starts to be known. The client reads nothing meanwhile.
+const CALLBACK: Duration = Duration::from_secs(1);
 /// Of a drain's time, what is kept for the commit at its end.
 const COMMIT: Duration = Duration::from_secs(2);
 
-/// Where reading of a partition begins, and what the group had committed.
-#[derive(Debug)]
-struct Position {
-    start: i64,
-    committed: Option<i64>,
-    /// What stands beside the committed offset: a snapshot, or whatever somebody wrote there.
-    metadata: Vec<u8>,
-    /// The leader epoch that stands beside the committed offset.
-    epoch: Option<i32>,
-    /// As it goes into the snapshots of this ownership.
-    topic: TopicSeen,
-    surprise: Option<Surprise>,
-}
-
-/// What a group did not expect that knows the topic.
-#[derive(Debug, Clone, Copy)]
-enum Surprise {
-    /// It was made anew; the group stood here in the old one.
-    Recreated(i64),
-    /// The partition was added to it.
-    Added,
-}
-
-/// What others have committed in the topic of a partition without a committed offset: which topic that was for each.
-type Neighbours = Vec<(i32, TopicSeen)>;
-
-/// Committed offsets, each with what stands beside it.
-type Committed = HashMap<(Arc<str>, i32), (i64, Option<i32>, Vec<u8>)>;
-
-enum NoPosition {
-    /// The brokers do not answer.
-    Unavailable(String),
-    /// The start policy refuses.
-    Refused,
-}
-
 impl Pump {
-    /// The group gives us these partitions.
+    /// The group gives us these partitions. Those whose start is known soon are assigned to the client with the answer, the
+    /// others as soon as it is: see [`Starts`](super::starts::Starts).
     pub(super) fn assigned(&mut self, consumer: &BaseConsumer, list: &TopicPartitionList) {
-        let partitions = named(list);
-        let mut assignment = TopicPartitionList::with_capacity(partitions.len());
+        let mut assignment = TopicPartitionList::with_capacity(list.count());
         if !self.is_stopping() {
-            self.take_over(consumer, &partitions, &mut assignment);
+            self.learn_cluster_id(consumer);
+            let found = self.starts_within(consumer, &named(list), CALLBACK);
+            self.take_over(found, &mut assignment);
         }
         self.resume_before_assign(consumer, &assignment);
         // An assignment must be answered whatever became of it; what was not taken over is read by nobody.
@@ -93,29 +60,83 @@ impl Pump {
         }
     }
 
-    fn take_over(
+    fn starts_within(
         &mut self,
         consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
-        assignment: &mut TopicPartitionList,
-    ) {
-        self.learn_cluster_id(consumer);
-        // Before the offsets: of a topic that is made anew in between, the old id is known beside the old offset.
-        let mut names: Vec<_> = partitions.iter().map(|(topic, _)| topic.clone()).collect();
-        names.sort_unstable();
-        names.dedup();
-        let topics = self.describe(consumer, &names);
-        let mut changed = names;
-        changed.retain(|topic| {
-            let now = topics.get(&**topic).copied().unwrap_or_default();
-            self.note_topic(topic, now)
-        });
-        let Some(positions) = self.positions(consumer, partitions, &topics, &changed) else {
-            return;
+        partitions: &[Place],
+        limit: Duration,
+    ) -> Vec<Found> {
+        let began = Instant::now();
+        self.starts.add(partitions, began);
+        // Nothing is committed between the group's question and our answer: see `drain_until`.
+        self.engine.hold_commits(true);
+        let mut found = Vec::with_capacity(partitions.len());
+        loop {
+            found.extend(self.look_for_starts(consumer, Instant::now()));
+            let left = limit.saturating_sub(began.elapsed());
+            if self.starts.are_settled() || self.is_stopping() || left.is_zero() {
+                break;
+            }
+            if !self.step(consumer) {
+                thread::park_timeout(self.sleep().min(left));
+            }
+        }
+        self.engine.hold_commits(false);
+        found
+    }
+
+    /// Takes over partitions whose start was not known when they were assigned. Not within a rebalance: that more is assigned
+    /// to the client must not be taken for the answer to it.
+    pub(super) fn attend_to_starts(&mut self, consumer: &BaseConsumer) -> bool {
+        // Those of a lost assignment are about to be taken away, and assigning anything would hide that they are lost.
+        if self.is_stopping() || self.starts.are_none() || consumer.assignment_lost() {
+            return false;
+        }
+        let found = self.look_for_starts(consumer, Instant::now());
+        if found.is_empty() || self.is_stopping() {
+            return false;
+        }
+        let cooperative = matches!(
+            consumer.rebalance_protocol(),
+            RebalanceProtocol::Cooperative
+        );
+        let mut assignment = TopicPartitionList::new();
+        if !cooperative {
+            // Eager protocols assign all or nothing: the others go on where they are.
+            for held in self.held.iter().flatten() {
+                let position = self.engine.status(held.owner).and_then(|it| it.position);
+                let Source {
+                    topic, partition, ..
+                } = &*held.source;
+                if let Some(position) = position {
+                    let offset = Offset::Offset(position);
+                    let _ = assignment.add_partition_offset(topic, *partition, offset);
+                }
+            }
+        }
+        self.take_over(found, &mut assignment);
+        self.resume_before_assign(consumer, &assignment);
+        let assigned = match cooperative {
+            true => consumer.incremental_assign(&assignment),
+            false => consumer.assign(&assignment),
         };
-        let mut taken = Vec::with_capacity(partitions.len());
+        if let Err(error) = assigned {
+            let message = format!("the client does not accept partitions that are ours: {error}");
+            self.fail(RunErrorKind::Client, message);
+        }
+        true
+    }
+
+    fn take_over(&mut self, found: Vec<Found>, assignment: &mut TopicPartitionList) {
+        let mut taken = Vec::with_capacity(found.len());
         let mut surprises = Vec::new();
-        for ((topic, partition), position) in partitions.iter().zip(positions) {
+        for Found {
+            place,
+            position,
+            waited,
+        } in found
+        {
+            let (topic, partition) = &place;
             if self
                 .settings
                 .dead_letter
@@ -191,6 +212,7 @@ impl Pump {
                 partition,
                 start = position.start,
                 committed = position.committed,
+                waited_ms = (waited > CALLBACK).then_some(waited.as_millis() as u64),
                 "partition assigned"
             );
             self.held[owner.slot()] = Some(held);
@@ -242,7 +264,7 @@ impl Pump {
         }
     }
 
-    fn identity(&self, topic: &str, partition: i32) -> Identity {
+    pub(super) fn identity(&self, topic: &str, partition: i32) -> Identity {
         Identity::new(&self.cluster_id, &self.settings.group, topic, partition)
     }
 
@@ -272,248 +294,19 @@ impl Pump {
         inherited
     }
 
-    /// Asks the brokers until they answer or the callback has taken all the time that it may.
-    fn positions(
-        &mut self,
-        consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
-        topics: &HashMap<String, TopicSeen>,
-        changed: &[Arc<str>],
-    ) -> Option<Vec<Position>> {
-        let until = Instant::now() + self.settings.longest_callback();
-        // Nothing is committed between the group's question and our answer: see `drain_until`.
-        self.engine.hold_commits(true);
-        let ask = |pump: &Self| pump.ask_positions(consumer, partitions, topics, changed);
-        let positions = self.positions_until(consumer, ask, until);
-        self.engine.hold_commits(false);
-        positions
-    }
-
-    fn positions_until(
-        &mut self,
-        consumer: &BaseConsumer,
-        ask: impl Fn(&Self) -> Result<Vec<Position>, NoPosition>,
-        until: Instant,
-    ) -> Option<Vec<Position>> {
-        loop {
-            match ask(self) {
-                Ok(positions) => return Some(positions),
-                Err(NoPosition::Refused) => {
-                    let message = format!(
-                        "group `{}` has no committed offset for some of its partitions and is told to refuse that: \
-                         commit an offset for it, or choose another start policy",
-                        self.settings.group
-                    );
-                    self.fail(RunErrorKind::NoCommittedOffset, message);
-                    return None;
-                }
-                Err(NoPosition::Unavailable(error)) if Instant::now() >= until => {
-                    let message = format!(
-                        "the committed offsets of group `{}` could not be read in time ({error}): see whether its \
-                         coordinator is up",
-                        self.settings.group
-                    );
-                    self.fail(RunErrorKind::OffsetsUnavailable, message);
-                    return None;
-                }
-                Err(NoPosition::Unavailable(error)) => {
-                    tracing::warn!(
-                        error,
-                        "the group's committed offsets cannot be read; asking again"
-                    );
-                    self.step(consumer);
-                    std::thread::park_timeout(PAUSE);
-                }
-            }
-            if self.is_stopping() {
-                return None;
-            }
-        }
-    }
-
-    /// `topics`: what they are now, as far as that is known. `changed`: those that were made anew while this process lives.
-    fn ask_positions(
-        &self,
-        consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
-        topics: &HashMap<String, TopicSeen>,
-        changed: &[Arc<str>],
-    ) -> Result<Vec<Position>, NoPosition> {
-        let mut committed = self.ask_committed(consumer, partitions)?;
-        let neighbours = self.ask_neighbours(consumer, partitions, topics, &committed)?;
-        let mut positions = Vec::with_capacity(partitions.len());
-        for (topic, partition) in partitions {
-            let now = topics.get(&**topic).copied().unwrap_or_default();
-            let start_of_log = || {
-                let ends = consumer.fetch_watermarks(topic, *partition, QUESTION);
-                ends.map(|(first, _)| first).map_err(unavailable)
-            };
-            let position = match committed.remove(&(Arc::clone(topic), *partition)) {
-                Some((offset, epoch, metadata)) => {
-                    let written = self.topic_in(&metadata, topic, *partition, offset);
-                    if now.differs_from(written) {
-                        let surprise = Surprise::Recreated(offset);
-                        Position::surprising(start_of_log()?, now.made_anew(), surprise)
-                    } else {
-                        Position {
-                            start: offset,
-                            committed: Some(offset),
-                            metadata,
-                            epoch,
-                            topic: TopicSeen {
-                                id: if now.id == 0 { written.id } else { now.id },
-                                partitions: written.partitions,
-                            },
-                            surprise: None,
-                        }
-                    }
-                }
-                None if changed.contains(topic) => {
-                    Position::surprising(start_of_log()?, now.made_anew(), Surprise::Recreated(0))
-                }
-                None => {
-                    let neighbours = neighbours.get(topic).map_or(&[][..], Vec::as_slice);
-                    if is_added(*partition, now, neighbours) {
-                        let began_with = neighbours.iter().map(|(_, seen)| seen.partitions);
-                        let began_with = began_with.filter(|partitions| *partitions > 0).min();
-                        let topic = TopicSeen {
-                            partitions: began_with.unwrap_or_default(),
-                            ..now
-                        };
-                        Position::surprising(start_of_log()?, topic, Surprise::Added)
-                    } else {
-                        let start = self.first_position(consumer, topic, *partition)?;
-                        Position {
-                            start: start.map_err(unavailable)?,
-                            committed: None,
-                            metadata: Vec::new(),
-                            epoch: None,
-                            topic: now,
-                            surprise: None,
-                        }
-                    }
-                }
-            };
-            positions.push(position);
-        }
-        Ok(positions)
-    }
-
-    fn ask_committed(
-        &self,
-        consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
-    ) -> Result<Committed, NoPosition> {
-        let mut list = TopicPartitionList::with_capacity(partitions.len());
-        for (topic, partition) in partitions {
-            list.add_partition(topic, *partition);
-        }
-        let answer = consumer
-            .committed_offsets(list, QUESTION)
-            .map_err(unavailable)?;
-        let mut committed = HashMap::with_capacity(partitions.len());
-        let beside = metadata_of(&answer)
-            .into_iter()
-            .zip(leader_epochs_of(&answer));
-        for (element, (metadata, epoch)) in answer.elements().iter().zip(beside) {
-            element.error().map_err(unavailable)?;
-            if let Offset::Offset(offset) = element.offset() {
-                let key = (Arc::from(element.topic()), element.partition());
-                committed.insert(key, (offset, epoch, metadata.to_vec()));
-            }
-        }
-        Ok(committed)
-    }
-
-    /// For topics with a partition that has no committed offset: what the group has committed in all others.
-    fn ask_neighbours(
-        &self,
-        consumer: &BaseConsumer,
-        partitions: &[(Arc<str>, i32)],
-        topics: &HashMap<String, TopicSeen>,
-        committed: &Committed,
-    ) -> Result<HashMap<Arc<str>, Neighbours>, NoPosition> {
-        let mut asked = Vec::new();
-        for (topic, _) in partitions
-            .iter()
-            .filter(|place| !committed.contains_key(*place))
-        {
-            let count = topics.get(&**topic).map_or(0, |now| now.partitions);
-            let all = (0..count as i32).map(|partition| (Arc::clone(topic), partition));
-            asked.extend(all);
-        }
-        asked.sort_unstable();
-        asked.dedup();
-        let mut neighbours: HashMap<_, Neighbours> = HashMap::new();
-        if asked.is_empty() {
-            return Ok(neighbours);
-        }
-        for ((topic, partition), (offset, _, metadata)) in self.ask_committed(consumer, &asked)? {
-            let written = self.topic_in(&metadata, &topic, partition, offset);
-            neighbours
-                .entry(topic)
-                .or_default()
-                .push((partition, written));
-        }
-        Ok(neighbours)
-    }
-
-    /// Which topic a committed offset belongs to, as far as it stands beside it.
-    fn topic_in(&self, metadata: &[u8], topic: &str, partition: i32, offset: i64) -> TopicSeen {
-        let read = decode_snapshot(metadata, self.identity(topic, partition), offset);
-        read.map(|read| read.written).unwrap_or_default()
-    }
-
-    /// Where a group begins that has committed nothing: a number from the start, so that it can be committed.
-    fn first_position(
-        &self,
-        consumer: &BaseConsumer,
-        topic: &str,
-        partition: i32,
-    ) -> Result<KafkaResult<i64>, NoPosition> {
-        let ends = || consumer.fetch_watermarks(topic, partition, QUESTION);
-        // Whatever lies in a retry topic is unfinished, from before the group first read it too.
-        let start = match self.settings.retry_topics.get(topic) {
-            Some(_) => StartPolicy::Earliest,
-            None => self.settings.start,
-        };
-        Ok(match start {
-            StartPolicy::Refuse => return Err(NoPosition::Refused),
-            StartPolicy::Earliest => ends().map(|(low, _)| low),
-            StartPolicy::Latest => ends().map(|(_, high)| high),
-            StartPolicy::Time(time) => {
-                let millis = time
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default()
-                    .as_millis();
-                let mut list = TopicPartitionList::new();
-                let asked = Offset::Offset(i64::try_from(millis).unwrap_or(i64::MAX));
-                list.add_partition_offset(topic, partition, asked)
-                    .and_then(|()| consumer.offsets_for_times(list, QUESTION))
-                    .and_then(|answer| {
-                        match answer.elements().first().map(|element| element.offset()) {
-                            Some(Offset::Offset(offset)) => Ok(offset),
-                            // Nothing is that young: the end.
-                            _ => ends().map(|(_, high)| high),
-                        }
-                    })
-            }
-        })
-    }
-
     /// The group takes these partitions away. When they are lost already, another member may be at work on them.
     pub(super) fn revoked(&mut self, consumer: &BaseConsumer, list: &TopicPartitionList) {
         let began = Instant::now();
         let lost = consumer.assignment_lost();
-        let partitions = named(list);
+        let partitions: HashSet<Place> = named(list).into_iter().collect();
+        self.starts.remove(&partitions);
         let owners: Vec<_> = self
             .held
             .iter()
             .flatten()
             .filter(|held| {
-                partitions.iter().any(|(topic, partition)| {
-                    *topic == held.source.topic && *partition == held.source.partition
-                })
+                let place = (Arc::clone(&held.source.topic), held.source.partition);
+                partitions.contains(&place)
             })
             .map(|held| held.owner)
             .collect();
@@ -553,34 +346,6 @@ impl Pump {
     }
 }
 
-impl Position {
-    /// From the start of a log of which nothing is known.
-    fn surprising(start: i64, topic: TopicSeen, surprise: Surprise) -> Self {
-        Self {
-            start,
-            committed: None,
-            metadata: Vec::new(),
-            epoch: None,
-            topic,
-            surprise: Some(surprise),
-        }
-    }
-}
-
-/// Whether a partition without a committed offset was added after the group had begun with its topic. In a group that is
-/// new itself, another member may have committed its first offsets a moment ago: those say how many partitions it began
-/// with. Those of other clients, and of a topic of that name that is no more, say only that the group is not new.
-fn is_added(partition: i32, now: TopicSeen, neighbours: &[(i32, TopicSeen)]) -> bool {
-    neighbours.iter().any(|(neighbour, seen)| {
-        let began_without = i64::from(seen.partitions) <= i64::from(partition);
-        *neighbour != partition && (began_without || now.differs_from(*seen))
-    })
-}
-
-fn unavailable(error: KafkaError) -> NoPosition {
-    NoPosition::Unavailable(error.to_string())
-}
-
 fn tell_of_suspects(topic: &str, partition: i32, committed: Option<i64>, marks: &Marks) {
     if let Some(offset) = marks.running {
         let before = marks.deaths.iter().find(|deaths| deaths.offset == offset);
@@ -610,10 +375,15 @@ fn assigned_of(consumer: &BaseConsumer, list: &TopicPartitionList) -> TopicParti
     let Ok(assigned) = consumer.assignment() else {
         return list.clone();
     };
+    let elements = assigned.elements();
+    let assigned: HashSet<_> = elements
+        .iter()
+        .map(|element| (element.topic(), element.partition()))
+        .collect();
     let mut given = TopicPartitionList::with_capacity(list.count());
     for element in list.elements() {
         let (topic, partition) = (element.topic(), element.partition());
-        if assigned.find_partition(topic, partition).is_some() {
+        if assigned.contains(&(topic, partition)) {
             given.add_partition(topic, partition);
         }
     }
@@ -625,31 +395,4 @@ fn named(list: &TopicPartitionList) -> Vec<(Arc<str>, i32)> {
         .iter()
         .map(|element| (Arc::from(element.topic()), element.partition()))
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_partition_is_added_when_the_group_knew_its_topic_without_it() {
-        let topic = |id, partitions| TopicSeen { id, partitions };
-        let now = topic(7, 6);
-        for (neighbours, added) in [
-            (&[][..], false),
-            // Of other members of a new group, a moment ago.
-            (&[(0, topic(7, 6)), (1, topic(7, 6))], false),
-            (&[(0, topic(7, 6)), (1, topic(7, 5))], true),
-            (&[(0, topic(7, 5))], true),
-            // Its own, committed just now by an earlier owner.
-            (&[(5, topic(7, 0))], false),
-            // By another client.
-            (&[(0, TopicSeen::default())], true),
-            // In a topic of that name that is no more, and since it was made anew.
-            (&[(0, topic(3, 6))], true),
-            (&[(0, now.made_anew())], true),
-        ] {
-            assert_eq!(is_added(5, now, neighbours), added, "{neighbours:?}");
-        }
-    }
 }

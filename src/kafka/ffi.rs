@@ -536,7 +536,29 @@ pub(crate) struct DescribedTopic {
     /// Zero where the brokers give topics no ids.
     pub(crate) id: u128,
     pub(crate) partitions: usize,
+    /// The broker that leads each partition, by number; `None` for a partition without a leader.
+    pub(crate) leaders: Vec<Option<i32>>,
     pub(crate) error: Option<RDKafkaErrorCode>,
+}
+
+/// What a group has committed in a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Committed {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    /// `None` where nothing is committed.
+    pub(crate) offset: Option<i64>,
+    pub(crate) leader_epoch: Option<i32>,
+    pub(crate) metadata: Vec<u8>,
+    pub(crate) error: Option<RDKafkaErrorCode>,
+}
+
+/// An offset in a partition's log, as its leader gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ListedOffset {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    pub(crate) offset: Result<i64, RDKafkaErrorCode>,
 }
 
 /// One of the two ends of a partition's log.
@@ -629,6 +651,60 @@ impl Question {
         })
     }
 
+    /// Offsets of several partitions in one request to each leader; for [`poll_offsets`](Self::poll_offsets). `asked`:
+    /// topic, partition, and an end of the log or a timestamp in milliseconds. A leader that does not answer holds up all of
+    /// them; a partition without one does not. None when the consumer is gone.
+    pub(crate) fn offsets<'a>(
+        lifeline: &Lifeline,
+        wake: Wake,
+        asked: impl IntoIterator<Item = (&'a str, i32, Wanted)>,
+        limit: Duration,
+    ) -> Option<Question> {
+        let mut list = TopicPartitionList::new();
+        for (topic, partition, wanted) in asked {
+            let offset = match wanted {
+                // Their numbers are those of `rd_kafka_OffsetSpec_t`.
+                Wanted::End(LogEnd::First) => Offset::Beginning,
+                Wanted::End(LogEnd::Next) => Offset::End,
+                Wanted::Time(millis) => Offset::Offset(millis.max(0)),
+            };
+            list.add_partition_offset(topic, partition, offset).ok()?;
+        }
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
+        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+            // SAFETY: all are valid, and librdkafka copies the list.
+            unsafe { sys::rd_kafka_ListOffsets(client, list.ptr(), options, queue) };
+        })
+    }
+
+    /// What the group has committed in these partitions, each named once; for [`poll_committed`](Self::poll_committed).
+    /// `stable`: a partition with an open transaction that has offsets of the group answers with an error. None when the
+    /// consumer is gone.
+    pub(crate) fn committed<'a>(
+        lifeline: &Lifeline,
+        wake: Wake,
+        group: &str,
+        partitions: impl IntoIterator<Item = (&'a str, i32)>,
+        stable: bool,
+        limit: Duration,
+    ) -> Option<Question> {
+        let group = CString::new(group).ok()?;
+        let list = list_of(partitions);
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS;
+        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+            // SAFETY: client, options and queue are valid, and so are name and list, which are copied into the request; that
+            // is copied by the call and ours to destroy. Of the options an error can only say that they are of another kind
+            // of request: it would be null here.
+            unsafe {
+                sys::rd_kafka_AdminOptions_set_require_stable_offsets(options, stable.into());
+                let mut asked =
+                    sys::rd_kafka_ListConsumerGroupOffsets_new(group.as_ptr(), list.ptr());
+                sys::rd_kafka_ListConsumerGroupOffsets(client, &mut asked, 1, options, queue);
+                sys::rd_kafka_ListConsumerGroupOffsets_destroy(asked);
+            }
+        })
+    }
+
     /// Who is in the group. None when the consumer is gone.
     #[cfg(feature = "cli")]
     pub(crate) fn group(
@@ -675,6 +751,62 @@ impl Question {
 
     /// The answer, waiting up to `timeout` for it. There is one, at the end of the question's limit at the latest.
     pub(crate) fn poll(&self, timeout: Duration) -> Option<Answer> {
+        // SAFETY: the event is valid.
+        let answer = self.poll_with(timeout, |event| unsafe { answer_in(event) })?;
+        Some(answer.unwrap_or_else(Answer::Failed))
+    }
+
+    /// The answer to [`offsets`](Self::offsets), if it is there.
+    pub(crate) fn poll_offsets(&self) -> Option<Result<Vec<ListedOffset>, RDKafkaErrorCode>> {
+        // SAFETY: the event is valid; the array has `count` valid pointers that live as long, and so do their elements.
+        self.poll_with(Duration::ZERO, |event| unsafe {
+            let mut count = 0;
+            let offsets = sys::rd_kafka_event_ListOffsets_result(event);
+            if offsets.is_null() {
+                return Vec::new();
+            }
+            let offsets = sys::rd_kafka_ListOffsets_result_infos(offsets, &mut count);
+            let listed = slice_of(offsets, count).iter().map(|&info| {
+                let element = &*sys::rd_kafka_ListOffsetsResultInfo_topic_partition(info);
+                ListedOffset {
+                    topic: CStr::from_ptr(element.topic).to_string_lossy().into_owned(),
+                    partition: element.partition,
+                    offset: error_code(element.err).map_or(Ok(element.offset), Err),
+                }
+            });
+            listed.collect()
+        })
+    }
+
+    /// The answer to [`committed`](Self::committed), if it is there.
+    pub(crate) fn poll_committed(&self) -> Option<Result<Vec<Committed>, RDKafkaErrorCode>> {
+        // SAFETY: the event is valid; the array has `count` valid pointers that live as long; a group's error may be null,
+        // its list too.
+        let answer = self.poll_with(Duration::ZERO, |event| unsafe {
+            let mut count = 0;
+            let groups = sys::rd_kafka_event_ListConsumerGroupOffsets_result(event);
+            if groups.is_null() {
+                return Err(RDKafkaErrorCode::BadMessage);
+            }
+            let groups = sys::rd_kafka_ListConsumerGroupOffsets_result_groups(groups, &mut count);
+            let Some(&group) = slice_of(groups, count).first() else {
+                return Err(RDKafkaErrorCode::BadMessage);
+            };
+            let error = sys::rd_kafka_group_result_error(group);
+            match error_code(sys::rd_kafka_error_code(error)) {
+                Some(error) => Err(error),
+                None => Ok(committed_in(sys::rd_kafka_group_result_partitions(group))),
+            }
+        })?;
+        Some(answer.and_then(|committed| committed))
+    }
+
+    /// Whatever is read out of the event, which is valid until `read` returns.
+    fn poll_with<T>(
+        &self,
+        timeout: Duration,
+        read: impl FnOnce(*mut sys::rd_kafka_event_t) -> T,
+    ) -> Option<Result<T, RDKafkaErrorCode>> {
         let _alive = self.0.lifeline.hold()?;
         let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
         // SAFETY: the client is alive, so the queue is. The event is ours until destroyed, and what is read out of it
@@ -683,12 +815,76 @@ impl Question {
             let event =
                 NonNull::new(sys::rd_kafka_queue_poll(self.0.ptr.as_ptr(), millis))?.as_ptr();
             let answer = match error_code(sys::rd_kafka_event_error(event)) {
-                Some(error) => Answer::Failed(error),
-                None => answer_in(event),
+                Some(error) => Err(error),
+                None => Ok(read(event)),
             };
             sys::rd_kafka_event_destroy(event);
             Some(answer)
         }
+    }
+}
+
+/// What an offset is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    End(LogEnd),
+    /// The first record of this time, in Unix milliseconds, or younger. The answer is below 0 where there is none.
+    Time(i64),
+}
+
+/// As [`Question::committed`], asked through the group's own membership, which knows its coordinator when other requests still
+/// go to the one before. Blocks for as long as `limit`, and the client cannot be destroyed meanwhile.
+pub(crate) fn committed_of_member<'a>(
+    lifeline: &Lifeline,
+    partitions: impl IntoIterator<Item = (&'a str, i32)>,
+    limit: Duration,
+) -> Result<Vec<Committed>, RDKafkaErrorCode> {
+    let list = list_of(partitions);
+    let alive = lifeline.hold().ok_or(RDKafkaErrorCode::BrokerDestroy)?;
+    let millis = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: client and list are alive. The list goes before the client does: it may keep that from being destroyed.
+    unsafe {
+        let error = sys::rd_kafka_committed(alive.client, list.ptr(), millis);
+        let committed = match error_code(error) {
+            Some(error) => Err(error),
+            None => Ok(committed_in(list.ptr())),
+        };
+        drop(list);
+        committed
+    }
+}
+
+fn list_of<'a>(partitions: impl IntoIterator<Item = (&'a str, i32)>) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for (topic, partition) in partitions {
+        list.add_partition(topic, partition);
+    }
+    list
+}
+
+/// # Safety
+/// `list` must be null or a valid list.
+unsafe fn committed_in(list: *const sys::rd_kafka_topic_partition_list_t) -> Vec<Committed> {
+    // SAFETY: the list has as many elements as it says; topics are C strings, metadata null or of the size given.
+    unsafe {
+        let elements = match list.as_ref() {
+            Some(list) => slice_of(list.elems, usize::try_from(list.cnt).unwrap_or(0)),
+            None => &[],
+        };
+        let committed = elements.iter().map(|element| {
+            let epoch = sys::rd_kafka_topic_partition_get_leader_epoch(element);
+            Committed {
+                topic: CStr::from_ptr(element.topic).to_string_lossy().into_owned(),
+                partition: element.partition,
+                offset: (element.offset >= 0).then_some(element.offset),
+                leader_epoch: (epoch >= 0).then_some(epoch),
+                metadata: bytes(element.metadata, element.metadata_size)
+                    .unwrap_or_default()
+                    .to_vec(),
+                error: error_code(element.err),
+            }
+        });
+        committed.collect()
     }
 }
 
@@ -707,13 +903,24 @@ unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
                 let high = sys::rd_kafka_Uuid_most_significant_bits(id);
                 let low = sys::rd_kafka_Uuid_least_significant_bits(id);
                 let mut partitions = 0;
-                sys::rd_kafka_TopicDescription_partitions(topic, &mut partitions);
+                let infos = sys::rd_kafka_TopicDescription_partitions(topic, &mut partitions);
+                let mut leaders = vec![None; partitions];
+                for &info in slice_of(infos, partitions) {
+                    let leader = sys::rd_kafka_TopicPartitionInfo_leader(info);
+                    let partition = sys::rd_kafka_TopicPartitionInfo_partition(info);
+                    let place = usize::try_from(partition).ok();
+                    if let Some(place) = place.and_then(|place| leaders.get_mut(place)) {
+                        let id = (!leader.is_null()).then(|| sys::rd_kafka_Node_id(leader));
+                        *place = id.filter(|id| *id >= 0);
+                    }
+                }
                 let name = CStr::from_ptr(sys::rd_kafka_TopicDescription_name(topic));
                 let error = sys::rd_kafka_TopicDescription_error(topic);
                 DescribedTopic {
                     name: name.to_string_lossy().into_owned(),
                     id: u128::from(high as u64) << 64 | u128::from(low as u64),
                     partitions,
+                    leaders,
                     error: error_code(sys::rd_kafka_error_code(error)),
                 }
             });

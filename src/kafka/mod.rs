@@ -24,6 +24,7 @@ mod pump;
 mod reading;
 mod spooled;
 mod standing;
+mod starts;
 mod status;
 mod surprises;
 mod topics;

@@ -33,6 +33,7 @@ use super::{
     outage::Outage,
     prefetch::Prefetch,
     spooled::Told,
+    starts::Starts,
     surprises::{Log, Silence},
     topics::Topics,
     watch::{Change, Watch},
@@ -198,13 +199,15 @@ fn run(start: Start) {
         }
     };
     let result = live(&consumer, wake);
-    if consumer.closed() {
+    let is_asking = consumer.context().lock().starts.have_a_thread();
+    if consumer.closed() && !is_asking {
         // Destroying a client that has left its group takes a moment. A process that ends with its run had better not
         // end in the middle of that.
         drop(consumer);
         drop(ended.send(result));
     } else {
-        // Brokers are away. The run is over for everybody; should one answer soon, the group is left in order.
+        // Brokers are away, or one has not answered yet. The run is over for everybody; should one answer soon, the group is
+        // left in order.
         consumer.context().lock().retire();
         drop(ended.send(result));
         let until = Instant::now() + LINGER;
@@ -239,7 +242,10 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
     loop {
         let more = serve_events(consumer);
         let mut pump = lock();
-        let worked = pump.step(consumer) | pump.attend_to_logs(consumer) | more;
+        let worked = pump.step(consumer)
+            | pump.attend_to_starts(consumer)
+            | pump.attend_to_logs(consumer)
+            | more;
         if pump.stop.is_some() {
             break;
         }
@@ -258,6 +264,7 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     let began;
     {
         let mut pump = lock();
+        pump.starts.clear();
         let (owners, until) = (pump.owners(), pump.deadline().drain);
         began = Instant::now();
         pump.begin_drain(&owners, until);
@@ -514,6 +521,7 @@ pub(crate) struct Pump {
     /// Empty until the brokers have told it.
     pub(super) cluster_id: String,
     pub(super) topics: Topics,
+    pub(super) starts: Starts,
     /// There may be partitions whose logs are to be looked after.
     pub(super) surprised: bool,
     pub(super) controls: mpsc::Receiver<Control>,
@@ -612,6 +620,7 @@ impl Pump {
             remembered: HashMap::new(),
             cluster_id: String::new(),
             topics: Topics::default(),
+            starts: Starts::default(),
             surprised: false,
             controls,
             events,

@@ -27,6 +27,7 @@ impl Pump {
                     },
                     paused: status.paused,
                     stopped: held.log.stopped().cloned(),
+                    not_started: None,
                     position: status.position,
                     committed: status.committed,
                     commit_failures: status.commit_failures,
@@ -58,6 +59,10 @@ impl Pump {
                 })
             })
             .collect();
+        let held_up = self.starts.held_up(now);
+        partitions.extend(held_up.map(|((topic, partition), not_started)| {
+            PartitionStatus::not_started(Arc::clone(topic), *partition, not_started)
+        }));
         partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
         let stalled = self
             .publisher

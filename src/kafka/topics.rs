@@ -41,6 +41,16 @@ impl Topics {
         self.broker
     }
 
+    /// A broker that answers. One that has just done so will do it again.
+    pub(super) fn who_answers(&mut self, consumer: &BaseConsumer, topic: &str) -> Option<i32> {
+        if self.broker.is_none() {
+            let answered = consumer.fetch_metadata(Some(topic), WHO);
+            let broker = answered.map(|metadata| metadata.orig_broker_id());
+            self.broker = broker.ok().filter(|broker| *broker >= 0);
+        }
+        self.broker
+    }
+
     /// The broker that was asked does not answer: the next question goes to the controller.
     pub(super) fn ask_another(&mut self) {
         self.broker = None;
@@ -48,35 +58,6 @@ impl Topics {
 }
 
 impl Pump {
-    /// Asks for the topics of partitions that are being assigned, and waits for the answer. What is not told is not known.
-    pub(super) fn describe(
-        &mut self,
-        consumer: &BaseConsumer,
-        topics: &[Arc<str>],
-    ) -> HashMap<String, TopicSeen> {
-        let nobody: Wake = Arc::new(|| {});
-        let names: Vec<_> = topics.iter().map(|topic| &**topic).collect();
-        // A broker that has just answered will do so again.
-        let answered = consumer.fetch_metadata(names.first().copied(), WHO);
-        let broker = answered.map(|metadata| metadata.orig_broker_id());
-        self.topics.broker = broker.ok().filter(|broker| *broker >= 0);
-        let question =
-            Question::topics(&self.lifeline, nobody, &names, self.topics.broker, QUESTION);
-        let answer = question.and_then(|question| question.poll(QUESTION + QUESTION / 10));
-        let Some(Answer::Topics(described)) = answer else {
-            tracing::warn!(
-                ?topics,
-                ?answer,
-                "the brokers do not say which topics these are: should one have been made anew, that is noticed later"
-            );
-            return HashMap::new();
-        };
-        let known = described.into_iter().filter(|topic| topic.error.is_none());
-        known
-            .map(|topic| (topic.name.clone(), seen(&topic)))
-            .collect()
-    }
-
     /// `true`: this process had a topic of that name, and it was another one.
     pub(super) fn note_topic(&mut self, topic: &Arc<str>, now: TopicSeen) -> bool {
         if now.id == 0 {
