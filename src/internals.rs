@@ -58,6 +58,7 @@ impl Snapshots {
             committed,
             &engine::Marks::default(),
             finished.iter().cloned(),
+            None,
             limit,
         );
         (snapshot.text, snapshot.cut)

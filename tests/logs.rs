@@ -531,6 +531,65 @@ async fn a_log_that_was_cut_off_is_read_from_there_by_a_running_consumer_and_by_
     }
 }
 
+/// What stands beside the committed offset tells that 110 records above it are finished, and 50 of them are not those that the
+/// log has there now.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_the_place_of_records_that_were_finished_above_the_committed_offset_is_handled()
+{
+    let Some(cluster) = own_cluster(3) else {
+        return;
+    };
+    let topic = cluster.create_topic_on(
+        "cut-off-above",
+        &[1, 2],
+        &[
+            ("unclean.leader.election.enable", "true"),
+            ("min.insync.replicas", "1"),
+        ],
+    );
+    let group = unique("group");
+    cluster.produce(&topic, numbered("kept", 100, 0));
+    let builder = || {
+        // The group's coordinator may be one of those that are killed: the last commit goes through all the same.
+        member(&cluster, &group, &topic, &[("session.timeout.ms", "45000")])
+            .ordering(Ordering::Unordered)
+            .concurrency(48)
+    };
+    let values = Seen::<String>::default();
+    let noted = values.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        if message.offset() < 40 {
+            message.cancelled().await;
+            return Err("not now".into());
+        }
+        noted.note(message.payload().to_string());
+        Ok(())
+    };
+    let mut first = Noting::start_with(builder(), values, handler);
+    until("what may finish below", || first.count("kept") == 60).await;
+    tokio::task::block_in_place(|| {
+        cluster.kill([2]);
+        cluster.produce(&topic, numbered("lost", 50, 0));
+    });
+    until("what may finish above", || first.count("lost") == 50).await;
+    let report = first.stop().await;
+    assert_eq!(
+        (report.handled, report.partitions[0].committed),
+        (110, Some(0))
+    );
+    tokio::task::block_in_place(|| {
+        cluster.kill([1]);
+        cluster.restart([2]);
+        cluster.produce(&topic, numbered("after", 80, 0));
+    });
+    let mut second = Noting::start(builder());
+    all_committed(&cluster, &group, &topic);
+    let report = second.stop().await;
+    assert_eq!((second.count("kept"), second.count("after")), (40, 80));
+    assert_eq!(report.already_finished, 60);
+    assert_eq!(second.values.len(), 120, "what finished below comes again");
+}
+
 /// A log with 100 records is cut off at 100, where 150 had been read: 40 of those below are unfinished, and all above.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_unfinished_below_a_cut_is_handled_and_committed_and_what_finished_there_does_not_come_again()

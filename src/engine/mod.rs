@@ -591,6 +591,16 @@ impl<R, C> Engine<R, C> {
         Received::AlreadyFinished
     }
 
+    /// The record of a partition that comes next, at this offset, was written under another leader than the one before.
+    pub(crate) fn elected(&mut self, owner: Ownership, offset: i64, epoch: i32) {
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.elected(offset, epoch);
+            if partition.commit_is_due() {
+                self.note_change();
+            }
+        }
+    }
+
     /// The partition's position has passed offsets without records.
     pub(crate) fn skip_to(&mut self, owner: Ownership, position: i64) {
         if let Some(partition) = self.partition_mut(owner)

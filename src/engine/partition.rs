@@ -257,6 +257,8 @@ pub(crate) struct Partition<R> {
     pub beyond_snapshot: usize,
     /// What earlier owners finished, as far as the position has not passed it.
     inherited: FinishedAbove,
+    /// The highest leader epoch of what was received.
+    epoch: Option<i32>,
     identity: Identity,
     /// Characters that the broker takes as metadata, as far as is known.
     metadata_limit: usize,
@@ -301,6 +303,7 @@ impl<R> Partition<R> {
             void: Void::default(),
             beyond_snapshot: 0,
             inherited: inherited.finished,
+            epoch: None,
             identity: inherited.identity,
             metadata_limit: snapshot::LIMIT,
             slots: Vec::new(),
@@ -458,6 +461,22 @@ impl<R> Partition<R> {
             void,
             out,
             bytes,
+        }
+    }
+
+    /// The record at this offset, which is received next, has another leader epoch than the one before.
+    pub(super) fn elected(&mut self, offset: i64, epoch: i32) {
+        self.epoch = self.epoch.max(Some(epoch));
+        // If it was written after all that an earlier owner has finished, so was what comes behind it.
+        self.version += u64::from(self.inherited.written_at(offset, epoch));
+    }
+
+    /// The highest leader epoch of what is finished below this position, and of what was inherited above; `None`: not known.
+    fn epoch_of_finished(&self, position: i64) -> Option<i32> {
+        match self.inherited.from(position).next() {
+            None => self.epoch,
+            // What is left of that is not older than what was received.
+            Some(_) => self.inherited.above(position).epoch(),
         }
     }
 
@@ -844,6 +863,7 @@ impl<R> Partition<R> {
                 offset,
                 &Marks::default(),
                 none,
+                None,
                 self.metadata_limit,
             );
             return Some(CommitEntry {
@@ -866,6 +886,7 @@ impl<R> Partition<R> {
             offset,
             &marks,
             finished.chain(self.inherited.from(position)),
+            self.epoch_of_finished(position),
             self.metadata_limit,
         );
         let cut = snapshot.cut.map_or(0, |cut| {
@@ -888,10 +909,9 @@ impl<R> Partition<R> {
     pub(crate) fn finished_above_committed(&self) -> Option<(i64, FinishedAbove)> {
         let (committed, committable) = (self.committed.offset?, self.window.committable()?);
         let position = self.window.position().unwrap_or(committable);
-        let finished = std::iter::once(committed..committable)
-            .chain(self.window.finished_ranges())
-            .chain(self.inherited.from(position));
-        Some((committed, FinishedAbove::of(finished)))
+        let finished = std::iter::once(committed..committable).chain(self.window.finished_ranges());
+        let finished = FinishedAbove::of(finished).with_epoch(self.epoch);
+        Some((committed, finished.or(self.inherited.above(position))))
     }
 
     /// The broker does not take metadata of this length.

@@ -32,6 +32,8 @@ const RUNNING: u8 = 2;
 const TOPIC: u8 = 4;
 /// How many records are to run alone and carefully, and the deaths.
 const COUNTS: u8 = 8;
+/// The highest leader epoch of what has finished.
+const EPOCH: u8 = 16;
 /// Records whose deaths are counted at a time: each death of a process adds one at most, and those at the limit leave.
 const MOST_DEATHS: usize = 16;
 
@@ -159,14 +161,21 @@ impl Marks {
     }
 }
 
-/// Topic and marks, in front of the ranges.
-fn write_head(topic: TopicSeen, marks: &Marks, committed: i64, bytes: &mut Vec<u8>) {
+/// Topic, marks and epoch, in front of the ranges.
+fn write_head(
+    topic: TopicSeen,
+    marks: &Marks,
+    epoch: Option<u32>,
+    committed: i64,
+    bytes: &mut Vec<u8>,
+) {
     let running = marks.running.map(|offset| offset - committed);
     bytes.push(
         u8::from(marks.dirty) * DIRTY
             + u8::from(running.is_some()) * RUNNING
             + u8::from(topic.is_known()) * TOPIC
-            + u8::from(marks.has_counts()) * COUNTS,
+            + u8::from(marks.has_counts()) * COUNTS
+            + u8::from(epoch.is_some()) * EPOCH,
     );
     if topic.is_known() {
         bytes.extend(topic.id.to_le_bytes());
@@ -184,15 +193,20 @@ fn write_head(topic: TopicSeen, marks: &Marks, committed: i64, bytes: &mut Vec<u
             push_varint(bytes, deaths.count.into());
         }
     }
+    if let Some(epoch) = epoch {
+        push_varint(bytes, epoch.into());
+    }
 }
 
-fn read_head(committed: i64, bytes: &mut &[u8]) -> Result<(TopicSeen, Marks), SnapshotError> {
+type Head = (TopicSeen, Marks, Option<i32>);
+
+fn read_head(committed: i64, bytes: &mut &[u8]) -> Result<Head, SnapshotError> {
     const BEYOND: SnapshotError = SnapshotError::Damaged("a mark lies beyond all offsets");
     const WRONG: SnapshotError = SnapshotError::Damaged("its marks make no sense");
     let count = |bytes: &mut &[u8]| u32::try_from(take_offset(bytes)?).map_err(|_| WRONG);
     let offset = |bytes: &mut &[u8]| committed.checked_add(take_offset(bytes)?).ok_or(BEYOND);
     let flags = bytes.split_off_first().copied().ok_or(WRONG)?;
-    if flags & !(DIRTY | RUNNING | TOPIC | COUNTS) != 0 {
+    if flags & !(DIRTY | RUNNING | TOPIC | COUNTS | EPOCH) != 0 {
         return Err(WRONG);
     }
     let mut topic = TopicSeen::default();
@@ -220,7 +234,11 @@ fn read_head(committed: i64, bytes: &mut &[u8]) -> Result<(TopicSeen, Marks), Sn
             marks.deaths.push(Deaths { offset, count });
         }
     }
-    Ok((topic, marks))
+    let epoch = match flags & EPOCH {
+        0 => None,
+        _ => Some(i32::try_from(count(bytes)?).map_err(|_| WRONG)?),
+    };
+    Ok((topic, marks, epoch))
 }
 
 impl Inherited {
@@ -234,7 +252,7 @@ impl Inherited {
         match remembered {
             // Others may have owned it meanwhile: what they finished they alone have written down.
             Some((then, ours)) if committed.is_some_and(|now| now >= then) => Self {
-                finished: self.finished.or(&ours),
+                finished: self.finished.or(ours),
                 marks: self.marks.of_a_living_process(),
                 ..self
             },
@@ -275,19 +293,22 @@ pub enum SnapshotError {
     OffsetMoved { written: i64, beside: i64 },
 }
 
-/// Writes down the topic, the `marks`, and what is `finished` (ascending) at or above the `committed` offset, in at most
-/// `limit` characters. What does not fit is cut from the far end. Costs a step a range, and stops where both forms are
+/// Writes down the topic, the `marks`, and what is `finished` (ascending) at or above the `committed` offset, with the highest
+/// leader `epoch` of any of it where that is known, in at most `limit` characters. What does not fit is cut from the far end. Costs a step a range, and stops where both forms are
 /// full.
 pub fn encode(
     identity: Identity,
     committed: i64,
     marks: &Marks,
     finished: impl Iterator<Item = Range<i64>>,
+    epoch: Option<i32>,
     limit: usize,
 ) -> Snapshot {
     let mut finished = joined(finished).peekable();
     let first = finished.peek().map(|range| range.start);
-    let version = match marks.is_empty() && !identity.topic.is_known() {
+    let epoch = epoch.filter(|_| first.is_some());
+    let epoch = epoch.and_then(|epoch| u32::try_from(epoch).ok());
+    let version = match marks.is_empty() && !identity.topic.is_known() && epoch.is_none() {
         true => PLAIN,
         false => HEADED,
     };
@@ -297,7 +318,7 @@ pub fn encode(
     let mut head = identity.place.to_vec();
     push_varint(&mut head, committed as u64);
     if version == HEADED {
-        write_head(identity.topic, marks, committed, &mut head);
+        write_head(identity.topic, marks, epoch, committed, &mut head);
     }
     let room = bytes_in(limit.min(LIMIT).saturating_sub(PREFIX));
     let Some(room) = room.checked_sub(CHECKSUM + head.len() + 1) else {
@@ -376,7 +397,7 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
             beside: committed,
         });
     }
-    let (topic, marks) = match version {
+    let (topic, marks, epoch) = match version {
         HEADED => read_head(committed, &mut data)?,
         _ => Default::default(),
     };
@@ -390,7 +411,12 @@ pub fn decode(text: &[u8], identity: Identity, committed: i64) -> Result<Inherit
     Ok(Inherited {
         identity,
         written: topic,
-        finished: FinishedAbove { ranges, passed: 0 },
+        finished: FinishedAbove {
+            ranges,
+            passed: 0,
+            epoch,
+            beside: None,
+        },
         marks,
     })
 }
@@ -411,6 +437,11 @@ pub struct FinishedAbove {
     ranges: Vec<Range<i64>>,
     /// How many of the ranges lie below everything that has been asked for.
     passed: usize,
+    /// No leader epoch of what it holds is higher. A record with a higher one was written later, in place of what it holds at
+    /// that offset and above.
+    epoch: Option<i32>,
+    /// The same of another highest epoch.
+    beside: Option<Box<FinishedAbove>>,
 }
 
 impl FinishedAbove {
@@ -419,25 +450,56 @@ impl FinishedAbove {
         Self {
             ranges: joined(ranges.filter(|range| !range.is_empty())).collect(),
             passed: 0,
+            epoch: None,
+            beside: None,
         }
+    }
+
+    pub fn with_epoch(self, epoch: Option<i32>) -> Self {
+        Self { epoch, ..self }
+    }
+
+    /// The highest leader epoch for which all that it holds is known to be finished.
+    pub fn epoch(&self) -> Option<i32> {
+        let own = (!self.left().is_empty()).then_some(self.epoch);
+        let beside = self.beside.as_ref().filter(|it| !it.is_empty());
+        let beside = beside.map(|it| it.epoch());
+        own.into_iter().chain(beside).min().flatten()
+    }
+
+    fn left(&self) -> &[Range<i64>] {
+        &self.ranges[self.passed..]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.left().is_empty() && self.beside.as_ref().is_none_or(|it| it.is_empty())
     }
 
     /// Whether it holds this offset. No lower one is asked for afterwards.
     #[inline]
     pub fn contains(&mut self, offset: i64) -> bool {
+        let beside = self.beside.as_mut();
+        let beside = beside.is_some_and(|it| it.contains(offset));
         while let Some(range) = self.ranges.get(self.passed) {
             if offset < range.end {
-                return range.start <= offset;
+                return beside || range.start <= offset;
             }
             self.passed += 1;
         }
         self.ranges = Vec::new();
         self.passed = 0;
-        false
+        beside
     }
 
     /// Forgets what it holds at this offset and above: the log has other records there.
     pub fn cut_off(&mut self, offset: i64) {
+        self.cut_own(offset);
+        if let Some(beside) = &mut self.beside {
+            beside.cut_off(offset);
+        }
+    }
+
+    fn cut_own(&mut self, offset: i64) {
         let kept = self.ranges.partition_point(|range| range.start < offset);
         self.ranges.truncate(kept);
         if let Some(last) = self.ranges.last_mut() {
@@ -446,19 +508,69 @@ impl FinishedAbove {
         self.passed = self.passed.min(kept);
     }
 
-    /// What either of them holds.
-    fn or(&self, other: &Self) -> Self {
-        let mut ranges = [&self.ranges[self.passed..], &other.ranges[other.passed..]].concat();
-        ranges.sort_unstable_by_key(|range| range.start);
-        Self::of(ranges.into_iter())
+    /// The record at this offset was written under this leader. `true`: something was taken to be finished that was written
+    /// before it, at this offset or above.
+    pub fn written_at(&mut self, offset: i64, epoch: i32) -> bool {
+        let mut gone = false;
+        if self.epoch.is_some_and(|last| last < epoch)
+            && self.left().last().is_some_and(|range| range.end > offset)
+        {
+            gone = true;
+            self.cut_own(offset);
+        }
+        let beside = self.beside.as_mut();
+        gone | beside.is_some_and(|it| it.written_at(offset, epoch))
     }
 
-    /// What of it lies at or above `position`.
-    pub fn from(&self, position: i64) -> impl Iterator<Item = Range<i64>> {
-        self.ranges[self.passed..]
-            .iter()
-            .map(move |range| range.start.max(position)..range.end)
-            .filter(|range| !range.is_empty())
+    /// What either of them holds.
+    pub fn or(mut self, other: Self) -> Self {
+        let mut next = Some(other);
+        while let Some(mut part) = next {
+            next = part.beside.take().map(|it| *it);
+            self.add(part);
+        }
+        self
+    }
+
+    fn add(&mut self, part: Self) {
+        if part.left().is_empty() {
+            return;
+        }
+        if self.left().is_empty() || self.epoch == part.epoch {
+            let mut ranges = [self.left(), part.left()].concat();
+            ranges.sort_unstable_by_key(|range| range.start);
+            self.ranges = joined(ranges.into_iter()).collect();
+            (self.passed, self.epoch) = (0, part.epoch);
+            return;
+        }
+        match &mut self.beside {
+            Some(beside) => beside.add(part),
+            None => self.beside = Some(Box::new(part)),
+        }
+    }
+
+    /// What of it lies at or above `position`, ascending.
+    pub fn from(&self, position: i64) -> impl Iterator<Item = Range<i64>> + use<> {
+        let part = self.above(position);
+        let mut all = part.ranges;
+        if let Some(beside) = part.beside {
+            all.extend(beside.from(position));
+            all.sort_unstable_by_key(|range| range.start);
+            all = joined(all.into_iter()).collect();
+        }
+        all.into_iter()
+    }
+
+    /// The same without what lies below `position`.
+    pub fn above(&self, position: i64) -> Self {
+        let left = self.left().iter();
+        let ranges = left.map(|range| range.start.max(position)..range.end);
+        Self {
+            ranges: ranges.filter(|range| !range.is_empty()).collect(),
+            passed: 0,
+            epoch: self.epoch,
+            beside: self.beside.as_ref().map(|it| Box::new(it.above(position))),
+        }
     }
 }
 
@@ -716,7 +828,14 @@ mod tests {
     }
 
     fn marked(committed: i64, marks: &Marks, finished: &[Range<i64>], limit: usize) -> Snapshot {
-        encode(here(), committed, marks, finished.iter().cloned(), limit)
+        encode(
+            here(),
+            committed,
+            marks,
+            finished.iter().cloned(),
+            None,
+            limit,
+        )
     }
 
     fn read(text: &str, committed: i64) -> Result<Vec<Range<i64>>, SnapshotError> {
@@ -896,6 +1015,8 @@ mod tests {
         let mut finished = FinishedAbove {
             ranges: vec![3..5, 9..10],
             passed: 0,
+            epoch: None,
+            beside: None,
         };
         assert_eq!(finished.from(4).collect::<Vec<_>>(), [4..5, 9..10]);
         let held: Vec<_> = (0..10).filter(|n| finished.contains(*n)).collect();
@@ -949,13 +1070,15 @@ mod tests {
         let here = here().with_topic(topic);
         for marks in [Marks::default(), some_marks(5)] {
             for finished in [vec![], vec![6..8, 20..21], alternate(7, 30_000)] {
-                let text = encode(here, 5, &marks, finished.iter().cloned(), LIMIT).text;
+                let text = encode(here, 5, &marks, finished.iter().cloned(), Some(7), LIMIT).text;
                 let read = decode(text.as_bytes(), here, 5).expect("it was just written");
+                let epoch = (!finished.is_empty()).then_some(7);
+                assert_eq!(read.finished.epoch(), epoch);
                 assert_eq!((read.written, read.marks), (topic, marks.clone()));
             }
         }
         let nothing = std::iter::empty;
-        let text = encode(here, 1 << 40, &Marks::default(), nothing(), LIMIT).text;
+        let text = encode(here, 1 << 40, &Marks::default(), nothing(), Some(7), LIMIT).text;
         assert!(text.len() < 35, "{text}");
         let later = here.with_topic(TopicSeen::default());
         let read = decode(text.as_bytes(), later, 1 << 40).expect("it belongs to the same place");

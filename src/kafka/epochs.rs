@@ -11,6 +11,19 @@ pub(super) struct Epochs {
     known: Vec<(i64, i32)>,
     /// The one of the committed offset that reading began at, until it is known that the log goes on from there.
     unproven: Option<i32>,
+    /// Of the last record that was read.
+    last: Option<i32>,
+}
+
+/// What a record's epoch says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Election {
+    /// It is that of the record before, or not known.
+    None,
+    /// It is this one, and that of the record before was another or is not known.
+    Before(i32),
+    /// There was an election between the committed offset and this record, and the log may have been cut off by it.
+    Unproven,
 }
 
 impl Epochs {
@@ -22,24 +35,28 @@ impl Epochs {
                 .into_iter()
                 .collect(),
             unproven: committed,
+            last: None,
         }
     }
 
-    /// Takes in the next record. `false`: there was an election between the committed offset and this record, and the log
-    /// may have been cut off by it.
+    /// Takes in the next record.
     #[inline]
-    pub(super) fn read(&mut self, offset: i64, epoch: Option<i32>) -> bool {
+    pub(super) fn read(&mut self, offset: i64, epoch: Option<i32>) -> Election {
         let Some(epoch) = epoch else {
-            return true;
+            return Election::None;
         };
         if self.unproven.is_some_and(|committed| committed < epoch) {
-            return false;
+            return Election::Unproven;
         }
         self.unproven = None;
+        let before = self.last.replace(epoch);
         if self.known.last().is_none_or(|(_, last)| *last != epoch) {
             self.known.push((offset, epoch));
         }
-        true
+        match before == Some(epoch) {
+            true => Election::None,
+            false => Election::Before(epoch),
+        }
     }
 
     /// The epoch to ask the brokers about, once.
@@ -74,7 +91,7 @@ mod tests {
     fn a_committed_offset_has_the_epoch_of_the_record_before_it() {
         let mut epochs = Epochs::default();
         for (offset, epoch) in [(3, 0), (4, 0), (10, 2), (11, 2), (20, 5)] {
-            assert!(epochs.read(offset, Some(epoch)));
+            assert_ne!(epochs.read(offset, Some(epoch)), Election::Unproven);
         }
         let below = |epochs: &Epochs| [3, 4, 10, 11, 20, 21].map(|offset| epochs.below(offset));
         assert_eq!(
@@ -91,22 +108,24 @@ mod tests {
     fn a_log_that_was_cut_off_goes_on_with_the_epochs_below_the_cut() {
         let mut epochs = Epochs::from(3, Some(0));
         for (offset, epoch) in [(3, 0), (10, 2), (20, 5)] {
-            assert!(epochs.read(offset, Some(epoch)));
+            assert_ne!(epochs.read(offset, Some(epoch)), Election::Unproven);
         }
         epochs.cut_off(15);
         assert_eq!(epochs.below(21), Some(2));
-        assert!(epochs.read(15, Some(6)));
+        assert_eq!(epochs.read(15, Some(6)), Election::Before(6));
         assert_eq!((epochs.below(15), epochs.below(16)), (Some(2), Some(6)));
     }
 
     #[test]
     fn an_election_after_the_committed_offset_is_noticed_once() {
         let mut epochs = Epochs::from(100, Some(3));
-        assert!(!epochs.read(100, Some(4)));
+        assert_eq!(epochs.read(100, Some(4)), Election::Unproven);
         assert_eq!(epochs.take_unproven(), Some(3));
-        assert!(epochs.read(100, Some(4)));
+        assert_eq!(epochs.read(100, Some(4)), Election::Before(4));
+        assert_eq!(epochs.read(101, Some(4)), Election::None);
         let mut epochs = Epochs::from(100, Some(3));
-        assert!(epochs.read(100, Some(3)));
-        assert!(epochs.read(101, Some(4)), "the client asks itself then");
+        assert_eq!(epochs.read(100, Some(3)), Election::Before(3));
+        let next = epochs.read(101, Some(4));
+        assert_eq!(next, Election::Before(4), "the client asks itself then");
     }
 }

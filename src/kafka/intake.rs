@@ -10,6 +10,7 @@ use std::{
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::{
+    epochs::Election,
     ffi::RawMessage,
     pump::{Held, Pump},
     surprises::{Log, Trouble, trouble_in},
@@ -158,8 +159,10 @@ impl Pump {
             }
             let tier = held.tier.as_ref();
             let due = tier.map(|tier| now + tier.wait(&record, clock));
-            if !held.epochs.read(offset, record.leader_epoch()) {
-                return self.doubt(slot, Trouble::Elected);
+            match held.epochs.read(offset, record.leader_epoch()) {
+                Election::None => {}
+                Election::Before(epoch) => self.engine.elected(held.owner, offset, epoch),
+                Election::Unproven => return self.doubt(slot, Trouble::Elected),
             }
             let received = self
                 .engine

@@ -187,6 +187,8 @@ impl Cluster {
             committed,
             &inherited.marks,
             finished.into_iter(),
+            // Not known of what is noted here.
+            None,
             SNAPSHOT_LIMIT,
         );
         if snapshot.cut.is_some() {

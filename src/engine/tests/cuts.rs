@@ -239,6 +239,76 @@ fn what_an_earlier_owner_finished_above_the_cut_is_handled_and_below_it_not() {
     assert_eq!(handed, [5, 8, 9, 10, 11]);
 }
 
+fn inherits(epoch: Option<i32>) -> (World, Ownership) {
+    let mut world = World::new(Ordering::Unordered);
+    let inherited = Inherited {
+        finished: FinishedAbove::of([3..5, 6..20].into_iter()).with_epoch(epoch),
+        ..Inherited::default()
+    };
+    let owner = world.engine.assign(Some(2), Some(2), inherited);
+    (world, owner)
+}
+
+/// Receives these offsets, the first of them under this leader, and returns what is not finished already.
+fn read(
+    world: &mut World,
+    owner: Ownership,
+    epoch: i32,
+    offsets: std::ops::Range<i64>,
+) -> Vec<i64> {
+    world.engine.elected(owner, offsets.start, epoch);
+    let mut queued = Vec::new();
+    for offset in offsets {
+        let received = world.engine.receive(owner, offset, None, SIZE, offset);
+        if received == Received::Queued {
+            queued.push(offset);
+        }
+    }
+    queued
+}
+
+#[test]
+fn what_is_written_under_a_later_leader_than_all_that_was_finished_is_another_record() {
+    let (mut world, owner) = inherits(Some(4));
+    assert_eq!(read(&mut world, owner, 3, 2..8), [2, 5]);
+    assert_eq!(read(&mut world, owner, 4, 8..12), NOTHING);
+    // Cut off at 12, unseen: nobody had read so far.
+    assert_eq!(read(&mut world, owner, 5, 12..15), [12, 13, 14]);
+    let entry = world.engine.partition(owner).unwrap().commit_entry(false);
+    let entry = entry.unwrap();
+    let told = decode_snapshot(entry.metadata.as_bytes(), Identity::default(), 2).unwrap();
+    let ranges = told.finished.from(0).collect::<Vec<_>>();
+    assert_eq!(
+        (ranges, told.finished.epoch()),
+        (vec![3..5, 6..12], Some(5))
+    );
+}
+
+#[test]
+fn where_no_epoch_was_written_what_was_finished_is_believed() {
+    let (mut world, owner) = inherits(None);
+    assert_eq!(read(&mut world, owner, 3, 2..8), [2, 5]);
+    assert_eq!(read(&mut world, owner, 7, 8..21), [20]);
+}
+
+#[test]
+fn what_a_process_remembers_and_what_was_committed_each_have_their_epoch() {
+    let set = |range, epoch| FinishedAbove::of(std::iter::once(range)).with_epoch(Some(epoch));
+    for (committed, remembered) in [(set(3..9, 2), set(6..12, 4)), (set(6..12, 4), set(3..9, 2))] {
+        let inherited = Inherited {
+            finished: committed,
+            ..Inherited::default()
+        };
+        let inherited = inherited.and_remembered(Some(2), Some((2, remembered)));
+        assert_eq!(inherited.finished.epoch(), Some(2));
+        assert_eq!(inherited.finished.from(0).collect::<Vec<_>>(), [3..12]);
+        let mut world = World::new(Ordering::Unordered);
+        let owner = world.engine.assign(Some(2), Some(2), inherited);
+        assert_eq!(read(&mut world, owner, 2, 2..5), [2]);
+        assert_eq!(read(&mut world, owner, 3, 5..14), [5, 12, 13]);
+    }
+}
+
 #[test]
 fn at_most_once_a_new_record_waits_for_a_commit_that_was_sent_after_the_cut() {
     let mut world = World::with(Ordering::Unordered, |config| {

@@ -35,6 +35,8 @@ pub(super) struct Entry {
     pub(super) offset: i64,
     /// How often the log had been cut off when it was written.
     pub(super) cuts: usize,
+    /// Leader epoch.
+    pub(super) leader: i32,
     pub(super) key: Option<u64>,
     pub(super) bytes: usize,
     pub(super) fate: Fate,
@@ -95,6 +97,8 @@ pub(super) struct Log {
     pub(super) end: i64,
     /// Where it was cut off, one time after the other.
     pub(super) cuts: Vec<i64>,
+    /// The leader's epoch.
+    leader: i32,
     pub(super) committed: Option<Committed>,
     /// The process that the coordinator gave it to.
     owner: Option<u32>,
@@ -243,7 +247,9 @@ pub(super) struct Counts {
     pub(super) delayed: u64,
     pub(super) out_of_time: u64,
     pub(super) interrupted: u64,
+    pub(super) elected: u64,
     pub(super) cut_off: u64,
+    pub(super) cut_ahead: u64,
     pub(super) void: u64,
     pub(super) void_out: u64,
     pub(super) kept: u64,
@@ -258,7 +264,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 36] {
+    fn all_mut(&mut self) -> [&mut u64; 38] {
         let Self {
             records,
             started,
@@ -291,7 +297,9 @@ impl Counts {
             delayed,
             out_of_time,
             interrupted,
+            elected,
             cut_off,
+            cut_ahead,
             void,
             void_out,
             kept,
@@ -329,7 +337,9 @@ impl Counts {
             delayed,
             out_of_time,
             interrupted,
+            elected,
             cut_off,
+            cut_ahead,
             void,
             void_out,
             kept,
@@ -474,6 +484,7 @@ impl Kafka {
         log.entries.push(Entry {
             offset: log.end,
             cuts: log.cuts.len(),
+            leader: log.leader,
             key: (!keyless).then_some(key),
             bytes: random.within(600..super::LARGEST as u64) as usize,
             fate,
@@ -512,6 +523,12 @@ impl Kafka {
         self.counts.resets += 1;
     }
 
+    /// Another broker becomes the leader, and has the whole log.
+    pub(super) fn elect(&mut self, partition: usize) {
+        self.logs[partition].leader += 1;
+        self.counts.elected += 1;
+    }
+
     /// A broker that had missed some of the log has become its leader: they are gone, and others take their offsets.
     pub(super) fn cut(&mut self, partition: usize, random: &mut Random) {
         let log = &mut self.logs[partition];
@@ -528,6 +545,7 @@ impl Kafka {
         log.entries.truncate(at);
         log.end = offset;
         log.cuts.push(offset);
+        log.leader += 1;
         self.tell(|| format!("partition {partition} is cut off at {offset}"));
     }
 
@@ -540,6 +558,12 @@ impl Kafka {
         this.committed = this.committed.min(offset);
         this.noted = this.noted.filter(|noted| *noted < offset);
         this.blamed.retain(|blamed| *blamed < offset);
+        // It may have noticed the same in an earlier tenure, lost the partition before it could commit, and been given an
+        // offset above the cut once more: what it remembers of that is void then.
+        let (process, log) = (this.process, &mut self.logs[this.partition]);
+        for entry in log.entries.iter_mut().filter(|it| it.offset >= offset) {
+            entry.remembered_by.retain(|by| *by != process);
+        }
         self.tell(|| format!("tenure {tenure} notices that its log was cut off at {offset}"));
     }
 
@@ -1456,9 +1480,12 @@ impl Kafka {
         *noted = above.marks.running.filter(|noted| *noted < gone);
         *owes_start = false;
         let mut rewound = false;
+        let epoch = above.finished.epoch();
         for entry in &mut log.entries {
+            // A reader takes a record that was written under a later leader for another one.
+            let known = Some(entry.leader) <= epoch;
             let covers = entry.offset < gone
-                && (entry.offset < commit.offset || above.finished.contains(entry.offset));
+                && (entry.offset < commit.offset || known && above.finished.contains(entry.offset));
             if covers {
                 assert!(
                     !entry.is_open(),
@@ -1570,9 +1597,13 @@ impl Kafka {
             deaths,
             ..
         } = left.marks;
+        let log = &self.logs[partition];
+        // What was finished in what was cut off, and nothing has taken its place: the next record's epoch will tell.
+        let of_what_is_gone = left.finished.epoch() < Some(log.leader)
+            && left.finished.from(0).all(|range| range.start >= log.end);
         metadata.is_empty()
-            || self.crash_limit.is_some()
-                && left.finished == FinishedAbove::default()
+            || (self.crash_limit.is_some() && left.finished == FinishedAbove::default()
+                || of_what_is_gone)
                 && !dirty
                 && running.is_none()
                 && deaths.is_empty()

@@ -23,6 +23,8 @@ struct Held {
     /// Index of the next record to read, in the log of this epoch.
     next: usize,
     epoch: u32,
+    /// Leader epoch of the record that was read last.
+    leader: Option<i32>,
 }
 
 /// A turn whose first handler did not end at once.
@@ -82,12 +84,6 @@ struct Letter {
     acknowledged: Instant,
 }
 
-/// What had finished in a partition that was lost, of its log after so many cuts.
-struct Remembered {
-    cuts: usize,
-    finished: (i64, FinishedAbove),
-}
-
 /// What the pump's thread is in the middle of.
 enum Phase {
     Normal,
@@ -123,7 +119,7 @@ pub(super) struct Member {
     answer: Option<Answer>,
     phase: Phase,
     revoked: Vec<usize>,
-    remembered: HashMap<usize, Remembered>,
+    remembered: HashMap<usize, (i64, FinishedAbove)>,
     /// To end within this time.
     stop: Option<Duration>,
     leaving: bool,
@@ -959,8 +955,8 @@ impl Member {
         }
     }
 
-    /// The brokers say where the log of the records that were read ends. Also where that is above all of them: what
-    /// earlier owners have finished there is gone.
+    /// The brokers say where the log of the records that were read ends. Where that is above all of them, the client does not
+    /// ask: the next record's leader epoch tells.
     fn notice_cut(&mut self, slot: usize, kafka: &mut Kafka) {
         let held = self.held[slot].as_mut().expect("it is read from");
         let tenure = &mut kafka.tenures[held.tenure];
@@ -972,9 +968,13 @@ impl Member {
         }
         let offset = log.cut_since(tenure.cuts);
         let before = self.engine.status(held.owner).and_then(|it| it.position);
+        if before.is_none_or(|position| position <= offset) {
+            kafka.counts.cut_ahead += 1;
+            return kafka.noticed_cut(held.tenure, offset);
+        }
         let cut = self.engine.cut_off(held.owner, offset);
         let cut = cut.expect("nothing is read of what is given away");
-        assert_eq!(Some(cut.position), before.map(|it| it.min(offset)));
+        assert_eq!(cut.position, offset);
         held.next = log
             .entries
             .partition_point(|entry| entry.offset < cut.position);
@@ -1010,7 +1010,10 @@ impl Member {
             "partition {partition} is paused, and read"
         );
         let (offset, cuts, key) = (entry.offset, entry.cuts, entry.key);
-        let (bytes, due) = (entry.bytes, entry.due);
+        let (bytes, due, leader) = (entry.bytes, entry.due, entry.leader);
+        if held.leader.replace(leader) != Some(leader) {
+            self.engine.elected(held.owner, offset, leader);
+        }
         kafka.counts.delayed += u64::from(due > Some(kafka.now));
         let record = Record {
             partition,
@@ -1056,6 +1059,7 @@ impl Member {
                 partition,
                 next,
                 epoch,
+                leader: None,
             });
             self.engine
                 .receive_due(owner, offset, key, bytes, record, due);
@@ -1207,12 +1211,6 @@ impl Member {
                 };
             }
             let remembered = self.remembered.remove(&partition);
-            // The leader epochs tell that the log may have been cut off since, and not where.
-            let same_log = |it: &Remembered| it.cuts == cuts;
-            if remembered.as_ref().is_some_and(|it| !same_log(it)) {
-                kafka.forgets(self.process, partition);
-            }
-            let remembered = remembered.filter(same_log).map(|it| it.finished);
             let was_set_back = |(then, _): &(i64, _)| committed.is_none_or(|now| now < *then);
             if remembered.as_ref().is_some_and(was_set_back) {
                 kafka.forgets(self.process, partition);
@@ -1232,6 +1230,7 @@ impl Member {
                 partition,
                 next,
                 epoch: log.epoch,
+                leader: None,
             });
         }
         self.apply_pauses();
@@ -1315,9 +1314,7 @@ impl Member {
         let finished = self.engine.finished_above_committed(owner);
         match finished.filter(|_| kafka.is_there(tenure)) {
             Some(finished) => {
-                let cuts = kafka.tenures[tenure].cuts;
-                let remembered = Remembered { cuts, finished };
-                self.remembered.insert(partition, remembered);
+                self.remembered.insert(partition, finished);
                 kafka.remembers(tenure);
             }
             None => kafka.forgets(self.process, partition),

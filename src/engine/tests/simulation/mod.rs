@@ -531,6 +531,9 @@ impl World {
 
     fn has_a_new_leader(&mut self) {
         let partition = self.elections.below(self.setup.partitions);
+        if self.elections.chance(300) {
+            return self.kafka.elect(partition);
+        }
         self.kafka.cut(partition, &mut self.elections);
         let count = self.elections.within(0..30);
         (0..count).for_each(|_| self.produce(partition));
