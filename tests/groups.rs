@@ -13,7 +13,8 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer as _},
 };
 use reliable_consumer::{
-    Builder, HandlerResult, Message, Ordering, RunErrorKind, StartPolicy, Text,
+    Builder, HandlerResult, Message, Ordering, OwnershipState, PartitionStatus, RebalanceListener,
+    RunErrorKind, StartPolicy, Text, TopicPartition,
 };
 use reliable_consumer_testing::{Cluster, Record, cluster, unique};
 
@@ -300,4 +301,145 @@ async fn a_member_whose_run_ends_at_its_assignment_leaves_the_group() {
         assert!(start.elapsed() < Duration::from_secs(8), "{protocol:?}");
         assert_eq!(cluster.members(&group), 0, "{protocol:?}");
     }
+}
+
+/// When handlers of a partition have started.
+type Starts = Seen<(i32, Instant)>;
+
+/// When a drain has begun and ended, and which partitions it was of.
+#[derive(Clone, Default)]
+struct Drained(std::sync::Arc<std::sync::Mutex<Option<(Vec<i32>, Instant)>>>);
+
+impl Drained {
+    fn first(&self) -> Option<(Vec<i32>, Instant)> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl RebalanceListener for Drained {
+    fn revoked(&self, partitions: &[TopicPartition]) {
+        let partitions = partitions.iter().map(|place| place.partition).collect();
+        self.0
+            .lock()
+            .unwrap()
+            .get_or_insert((partitions, Instant::now()));
+    }
+}
+
+/// A member gives two of four partitions to another one, and each has a handler that outlasts the drain. Returns the starts
+/// in the other two, and when the drain began and ended.
+async fn two_partitions_go(
+    protocol: Protocol,
+    work: Duration,
+) -> Option<(Vec<Instant>, Instant, Instant)> {
+    let cluster = cluster()?;
+    let (topic, group) = (cluster.create_topic("kept", 4, &[]), unique("group"));
+    let records = |count| (0..4 * count).map(|n| Record::value("x").partition(n % 4));
+    cluster.produce(&topic, records(5_000));
+    let starts = Starts::default();
+    let noted = starts.clone();
+    let handler = async move |message: &Message<Text>| -> HandlerResult {
+        noted.note((message.partition(), Instant::now()));
+        if message.offset() == 0 {
+            std::future::pending::<()>().await;
+        }
+        if !work.is_zero() {
+            tokio::time::sleep(work).await;
+        }
+        Ok(())
+    };
+    let drained = Drained::default();
+    let builder = || {
+        member(&cluster, &group, &topic, protocol)
+            .ordering(Ordering::Unordered)
+            .drain_timeout(Duration::from_secs(8))
+            .shutdown_timeout(Duration::from_secs(1))
+    };
+    let first = Running::start(
+        builder().rebalance_listener(drained.clone()),
+        handler.clone(),
+    );
+    until("work in all partitions", || {
+        let all = starts.all();
+        (0..4).all(|partition| all.iter().filter(|(of, _)| *of == partition).count() > 50)
+    })
+    .await;
+    let second = Running::start(builder(), async |_: &Message<Text>| -> HandlerResult {
+        Ok(())
+    });
+    // The status is answered during the drain, too.
+    let began = loop {
+        let status = first.handle.status().await.unwrap();
+        let draining = |it: &PartitionStatus| it.ownership == OwnershipState::Draining;
+        if status.partitions.iter().any(draining) {
+            break Instant::now();
+        }
+        cluster.produce(&topic, records(20));
+    };
+    while drained.first().is_none() {
+        cluster.produce(&topic, records(20));
+    }
+    let (gone, ended) = drained.first().unwrap();
+    let kept = |(of, _): &(i32, Instant)| !gone.contains(of);
+    until("the others to be read again", || {
+        cluster.produce(&topic, records(20));
+        starts
+            .all()
+            .iter()
+            .filter(|it| kept(it))
+            .any(|(_, at)| *at > ended)
+    })
+    .await;
+    first.stop().await;
+    second.stop().await;
+    let starts = starts.all().into_iter().filter(kept);
+    Some((starts.map(|(_, at)| at).collect(), began, ended))
+}
+
+/// The longest time in which none has started, of those that reach beyond a moment.
+fn longest_gap(starts: &[Instant], from: Instant) -> Duration {
+    let gaps = starts.windows(2).filter(|pair| pair[1] > from);
+    gaps.map(|pair| pair[1] - pair[0]).max().unwrap()
+}
+
+async fn kept_partitions_go_on_with_what_was_read(protocol: Protocol) {
+    let work = millis(40);
+    let Some((starts, began, ended)) = two_partitions_go(protocol, work).await else {
+        return;
+    };
+    let drain = ended - began;
+    let late = began + drain / 2;
+    let started = starts
+        .iter()
+        .filter(|at| (late..ended).contains(at))
+        .count();
+    println!(
+        "{protocol:?}: a drain of {drain:?}, {started} starts in its second half, longest gap {:?}",
+        longest_gap(&starts, began)
+    );
+    assert!(
+        started > 10,
+        "{protocol:?}: only {started} in the second half of {drain:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_stay_go_on_during_a_drain_with_what_was_read_before() {
+    kept_partitions_go_on_with_what_was_read(COOPERATIVE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_stay_go_on_during_a_drain_with_the_protocol_of_kip_848_as_well() {
+    kept_partitions_go_on_with_what_was_read(KIP_848).await;
+}
+
+/// librdkafka fetches nothing from the group's question to its answer, and drops what it had fetched.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_stay_stand_still_no_longer_than_a_drain_takes() {
+    let Some((starts, began, ended)) = two_partitions_go(COOPERATIVE, Duration::ZERO).await else {
+        return;
+    };
+    let (drain, gap) = (ended - began, longest_gap(&starts, began));
+    println!("a drain of {drain:?}, longest gap {gap:?}");
+    assert!(gap < drain * 2, "{gap:?} in a drain of {drain:?}");
 }

@@ -441,7 +441,8 @@ impl Builder {
         self
     }
 
-    /// How long a rebalance waits for handlers of partitions that are taken away. Default 10 s; never more than half
+    /// How long a rebalance waits for handlers of partitions that are taken away, the last commit included. Partitions that stay
+    /// are not fetched for that long: they go on with what has been read of them. Default 10 s; never more than half
     /// of `max.poll.interval.ms`, past which the group would throw this member out. At least once, what is not awaited comes
     /// again with the next owner; [at most once](Guarantee::AtMostOnce) it is dead-lettered.
     pub fn drain_timeout(mut self, limit: Duration) -> Self {

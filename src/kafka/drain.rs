@@ -57,7 +57,14 @@ impl Pump {
             .all(|held| self.engine.is_drained(held.owner))
     }
 
-    /// The drain of a rebalance: other partitions go on meanwhile.
+    /// The drain of a rebalance: other partitions go on meanwhile with what the engine has of them.
+    ///
+    /// With no more, since librdkafka (2.12) pauses the fetching of all that is assigned when it asks
+    /// (`rd_kafka_assignment_pause`), which also makes whatever lies in partition queues outdated, and there is no way to go
+    /// on before the answer: `resume_partitions` and seeks leave the library's own pause be; an incremental assign of what is
+    /// assigned is refused, and an empty one resumes nothing; the first incremental unassign, of whatever partitions, is
+    /// taken for the answer. Answering later, from outside of the callback, changes nothing about that. So the answer comes
+    /// as soon as nothing is awaited any more.
     pub(super) fn drain_until(
         &mut self,
         consumer: &super::BaseConsumer,
