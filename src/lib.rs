@@ -229,9 +229,9 @@ pub use retry_topics::RetryTopics;
 
 // What can be seen.
 pub use consumer::{
-    BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, NotStarted, NotStartedReason,
-    OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord, StalledDeadLetters,
-    Status, StopReason, StoppedPartition, WaitingRecord,
+    BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, Membership, NotStarted,
+    NotStartedReason, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
+    StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
 };
 pub use engine::RecordState;
 

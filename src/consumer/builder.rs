@@ -79,6 +79,7 @@ pub struct Builder {
     stuck_limit: Option<Duration>,
     listener: Option<Arc<dyn RebalanceListener>>,
     drain_timeout: Duration,
+    instance_id_timeout: Duration,
     shutdown_timeout: Duration,
     oauth: Option<Arc<dyn OAuthTokenProvider>>,
 }
@@ -116,6 +117,7 @@ impl Builder {
             stuck_limit: None,
             listener: None,
             drain_timeout: Duration::from_secs(10),
+            instance_id_timeout: Duration::from_secs(75),
             shutdown_timeout: Duration::from_secs(25),
             oauth: None,
         }
@@ -450,6 +452,16 @@ impl Builder {
         self
     }
 
+    /// How long a static member (`group.instance.id`) of a KIP-848 group waits at its start while the brokers say that
+    /// another has its id. A process that was killed keeps it until its session has ended, which the brokers decide:
+    /// `group.consumer.session.timeout.ms`, 45 s by default and 60 s at most unless their
+    /// `group.consumer.max.session.timeout.ms` is raised. Past this the run ends with
+    /// [`RunErrorKind::Fenced`](crate::RunErrorKind::Fenced). Default 75 s.
+    pub fn instance_id_timeout(mut self, limit: Duration) -> Self {
+        self.instance_id_timeout = limit;
+        self
+    }
+
     /// How long an orderly shutdown may take, from the signal to having left the group. Default 25 s, within the 30 s
     /// that Kubernetes gives a pod.
     pub fn shutdown_timeout(mut self, limit: Duration) -> Self {
@@ -593,6 +605,7 @@ impl Builder {
             max_prefetch_bytes,
             listener: self.listener,
             drain_timeout: self.drain_timeout,
+            instance_id_timeout: self.instance_id_timeout,
             shutdown_timeout: self.shutdown_timeout,
             dead_letter: self.dead_letter,
             exhausted: self.exhausted,

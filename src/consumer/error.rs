@@ -87,6 +87,9 @@ pub enum RunErrorKind {
     Authorization,
     /// Another process holds the same `group.instance.id`.
     Fenced,
+    /// The group does not take this consumer as a member, and waiting would not change that: a session timeout outside
+    /// the brokers' limits, a protocol or an assignor that they or the other members do not have, a full group.
+    CannotJoin,
     /// A record used up its attempts, there is no dead-letter topic, and the consumer is told to stop then.
     RecordFailed,
     /// A dead letter could not be written for as long as [`Unavailable::Stop`](crate::Unavailable::Stop) allows.

@@ -50,6 +50,19 @@ pub enum Event {
     BrokersDown,
     /// A broker answers again, after this long.
     BrokersUp(Duration),
+    /// The consumer is not a member of its group yet, or not any more, and waits for that to change. Told after some
+    /// seconds, and again each time that the wait has doubled. What waiting cannot mend ends the run instead.
+    Joining {
+        /// For how long.
+        waiting: Duration,
+        /// What keeps it from joining.
+        cause: String,
+    },
+    /// It has become a member, after [`Joining`](Self::Joining).
+    Joined {
+        /// After this long.
+        after: Duration,
+    },
     /// A dependency of the handlers is down: the outage breaker has opened, and nothing is handled but probes. See
     /// [`OutageBreaker`](crate::OutageBreaker).
     BreakerOpened {

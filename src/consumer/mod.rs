@@ -23,8 +23,8 @@ pub use self::{
     run::Run,
     settings::{Exhausted, OutOfRange, RedrivenForOthers, StartPolicy},
     status::{
-        BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, NotStarted, NotStartedReason,
-        OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
+        BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, Membership, NotStarted,
+        NotStartedReason, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
         StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
     },
 };

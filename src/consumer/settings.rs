@@ -178,6 +178,7 @@ pub(crate) struct Settings {
     pub(crate) max_prefetch_bytes: usize,
     pub(crate) listener: Option<Arc<dyn RebalanceListener>>,
     pub(crate) drain_timeout: Duration,
+    pub(crate) instance_id_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) dead_letter: Option<DeadLetter>,
     pub(crate) exhausted: Exhausted,
@@ -204,6 +205,11 @@ impl Settings {
         let property = self.client.get("topic.metadata.refresh.interval.ms");
         let millis = property.and_then(|text| text.parse().ok());
         Duration::from_millis(millis.unwrap_or(300_000).max(100))
+    }
+
+    /// The group's protocol is the one of KIP-848, in which the brokers assign the partitions.
+    pub(crate) fn is_kip_848(&self) -> bool {
+        self.client.get("group.protocol") == Some("consumer")
     }
 
     /// Half of `max.poll.interval.ms`: how long a rebalance callback may take before the group throws us out.

@@ -36,7 +36,9 @@ pub struct Status {
     pub held_keys: usize,
     /// What came of the idempotency store; `None` without [one](super::Builder::idempotency).
     pub idempotency: Option<IdempotencyStatus>,
-    /// The client reports that no broker can be reached, for this long.
+    /// Whether it is a member of its group.
+    pub membership: Membership,
+    /// No broker can be reached, for this long: since an error said so, and until one answers.
     pub brokers_down: Option<Duration>,
 }
 
@@ -58,6 +60,24 @@ impl Status {
                 partition.committed == partition.position && partition.stopped.is_none()
             })
     }
+}
+
+/// Whether a consumer is a member of its group. A consumer that is none has no partitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Membership {
+    /// It is none yet, or not any more, and goes on trying.
+    Joining {
+        /// For how long.
+        since: Duration,
+        /// Why it takes so long. `None` in the first seconds.
+        cause: Option<String>,
+    },
+    /// The group knows it. With more members than partitions it may have none of them.
+    Member {
+        /// For how long.
+        since: Duration,
+    },
 }
 
 /// The outage breaker at one moment. See [`OutageBreaker`](crate::OutageBreaker).

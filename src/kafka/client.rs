@@ -104,7 +104,8 @@ struct Trouble {
 
 /// The consumer's context, which keeps the pump.
 pub(crate) struct Shell {
-    pump: Mutex<Pump>,
+    /// Outlives the client: another one may take over from it.
+    pump: Arc<Mutex<Pump>>,
     settings: Arc<Settings>,
     log: ClientLog,
     trouble: Mutex<Trouble>,
@@ -112,9 +113,9 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    pub(super) fn new(pump: Pump, settings: Arc<Settings>) -> Self {
+    pub(super) fn new(pump: Arc<Mutex<Pump>>, settings: Arc<Settings>) -> Self {
         Self {
-            pump: Mutex::new(pump),
+            pump,
             settings,
             log: ClientLog::default(),
             trouble: Mutex::default(),

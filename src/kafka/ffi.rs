@@ -569,10 +569,19 @@ pub(crate) enum LogEnd {
     Next,
 }
 
+/// A consumer group as its coordinator describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DescribedGroup {
+    /// Its coordinator waits for members to join, or for what they are to have.
+    pub(crate) rebalancing: bool,
+    pub(crate) members: Vec<Member>,
+}
+
 /// A member of a consumer group.
-#[cfg(feature = "cli")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
+    /// What the coordinator knows it by.
+    pub id: String,
     /// What its client calls itself, `client.id`.
     pub client_id: String,
     /// Where it is, as the brokers see it.
@@ -590,8 +599,7 @@ pub(crate) struct Question(Queue);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Topics(Vec<DescribedTopic>),
-    #[cfg(feature = "cli")]
-    Group(Vec<Member>),
+    Group(DescribedGroup),
     Offset(i64),
     Failed(RDKafkaErrorCode),
 }
@@ -706,7 +714,6 @@ impl Question {
     }
 
     /// Who is in the group. None when the consumer is gone.
-    #[cfg(feature = "cli")]
     pub(crate) fn group(
         lifeline: &Lifeline,
         wake: Wake,
@@ -938,9 +945,9 @@ unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
             }
         }
     }
-    #[cfg(feature = "cli")]
     // SAFETY: as above; what `members_in` is given lives as long as the event.
     unsafe {
+        use sys::rd_kafka_consumer_group_state_t as State;
         let groups = sys::rd_kafka_event_DescribeConsumerGroups_result(event);
         if !groups.is_null() {
             let groups = sys::rd_kafka_DescribeConsumerGroups_result_groups(groups, &mut count);
@@ -948,7 +955,14 @@ unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
                 let error = sys::rd_kafka_ConsumerGroupDescription_error(group);
                 return match error_code(sys::rd_kafka_error_code(error)) {
                     Some(error) => Answer::Failed(error),
-                    None => Answer::Group(members_in(group)),
+                    None => Answer::Group(DescribedGroup {
+                        rebalancing: matches!(
+                            sys::rd_kafka_ConsumerGroupDescription_state(group),
+                            State::RD_KAFKA_CONSUMER_GROUP_STATE_PREPARING_REBALANCE
+                                | State::RD_KAFKA_CONSUMER_GROUP_STATE_COMPLETING_REBALANCE
+                        ),
+                        members: members_in(group),
+                    }),
                 };
             }
         }
@@ -958,7 +972,6 @@ unsafe fn answer_in(event: *mut sys::rd_kafka_event_t) -> Answer {
 
 /// # Safety
 /// `group` must be a valid description.
-#[cfg(feature = "cli")]
 unsafe fn members_in(group: *const sys::rd_kafka_ConsumerGroupDescription_t) -> Vec<Member> {
     // SAFETY: members below the count are valid; their texts are C strings or null; an assignment and its list may be
     // null, and the list's elements are as many as it says, with C strings for topics.
@@ -980,6 +993,7 @@ unsafe fn members_in(group: *const sys::rd_kafka_ConsumerGroupDescription_t) -> 
             let partitions = elements.iter();
             let partitions = partitions.filter_map(|it| Some((text(it.topic)?, it.partition)));
             Member {
+                id: text(sys::rd_kafka_MemberDescription_consumer_id(member)).unwrap_or_default(),
                 client_id: text(sys::rd_kafka_MemberDescription_client_id(member))
                     .unwrap_or_default(),
                 host: text(sys::rd_kafka_MemberDescription_host(member)).unwrap_or_default(),
@@ -1061,6 +1075,28 @@ pub(crate) fn cached_watermarks<C: ConsumerContext>(
         )
     };
     (error_code(error).is_none() && low >= 0 && high >= 0).then_some((low, high))
+}
+
+/// The id that the group knows this member by, and the generation, or epoch, that it has joined: as far as the client
+/// knows. None once it has left for good.
+pub(crate) fn membership<C: ConsumerContext>(consumer: &BaseConsumer<C>) -> Option<(String, i32)> {
+    let client = consumer.client().native_ptr();
+    // SAFETY: the borrowed consumer keeps its client alive; the metadata are null or ours to destroy, and the id in them is
+    // null or a C string that lives as long.
+    unsafe {
+        let metadata = sys::rd_kafka_consumer_group_metadata(client);
+        if metadata.is_null() {
+            return None;
+        }
+        let id = sys::rd_kafka_consumer_group_metadata_member_id(metadata);
+        let id = match id.is_null() {
+            true => String::new(),
+            false => CStr::from_ptr(id).to_string_lossy().into_owned(),
+        };
+        let generation = sys::rd_kafka_consumer_group_metadata_generation_id(metadata);
+        sys::rd_kafka_consumer_group_metadata_destroy(metadata);
+        Some((id, generation))
+    }
 }
 
 /// Whether a classic group knows this member, as far as the client knows: from its first JoinGroup until it has sent

@@ -60,7 +60,7 @@ impl Cluster {
         // It is answered in any case, at the end of the time it was given.
         let limit = self.patience.answer + self.patience.answer / 10;
         match asked.and_then(|question| question.poll(limit)) {
-            Some(Answer::Group(members)) => Ok(members),
+            Some(Answer::Group(group)) => Ok(group.members),
             Some(Answer::Failed(Code::GroupIdNotFound)) => Ok(Vec::new()),
             Some(Answer::Failed(code)) => Err(self.explain(&what, &KafkaError::Global(code))),
             _ => Err(self.explain(&what, &KafkaError::Global(Code::OperationTimedOut))),

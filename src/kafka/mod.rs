@@ -16,6 +16,7 @@ mod giving_up;
 mod inspect;
 mod intake;
 mod log;
+mod membership;
 mod outage;
 mod prefetch;
 mod producer;

@@ -27,9 +27,10 @@ use tokio::{
 use super::{
     client::Shell,
     epochs::Epochs,
-    errors::{advice, is_login_failure, is_terminal, kind},
+    errors::{Course, advice, course, is_login_failure, is_terminal, kind},
     ffi::{Consumer, Lifeline, PartitionQueue, ReplyQueue, Wake, cached_watermarks, has_member_id},
     log::Throttle,
+    membership::Joining,
     outage::Outage,
     prefetch::Prefetch,
     spooled::Told,
@@ -177,28 +178,35 @@ fn run(start: Start) {
         let pump_thread = pump_thread.clone();
         Arc::new(move || pump_thread.unpark())
     };
-    let created = Consumer::create(&settings.client, Arc::clone(&wake), |lifeline| {
-        let pump = Pump::new(
-            Arc::clone(&settings),
-            lookup,
-            runtime,
-            controls,
-            events,
-            lifeline,
-            pump_thread,
-        );
-        Shell::new(pump, Arc::clone(&settings))
-    });
-    let consumer = match created {
-        Ok(consumer) => consumer,
-        Err(error) => {
-            let message = format!("librdkafka could not create a consumer: {error}");
-            let failed = RunError::new(RunErrorKind::Client, message, RunReport::default());
-            drop(ended.send(Err(failed)));
-            return;
+    let pump = Pump::new(
+        Arc::clone(&settings),
+        lookup,
+        runtime,
+        controls,
+        events,
+        pump_thread,
+    );
+    let pump = Arc::new(Mutex::new(pump));
+    lock(&pump).open_spool();
+    let (consumer, result) = loop {
+        let created = Consumer::create(&settings.client, Arc::clone(&wake), |lifeline| {
+            lock(&pump).lifeline = lifeline;
+            Shell::new(Arc::clone(&pump), Arc::clone(&settings))
+        });
+        let consumer = match created {
+            Ok(consumer) => consumer,
+            Err(error) => {
+                let message = format!("librdkafka could not create a consumer: {error}");
+                let failed = RunError::new(RunErrorKind::Client, message, RunReport::default());
+                drop(ended.send(Err(failed)));
+                return;
+            }
+        };
+        match live(&consumer, Arc::clone(&wake)) {
+            Some(result) => break (consumer, result),
+            None => consumer.abandon(),
         }
     };
-    let result = live(&consumer, wake);
     let is_asking = consumer.context().lock().starts.have_a_thread();
     if consumer.closed() && !is_asking {
         // Destroying a client that has left its group takes a moment. A process that ends with its run had better not
@@ -224,13 +232,12 @@ fn run(start: Start) {
     }
 }
 
-/// From subscribing to having left the group.
-fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
+/// From subscribing to having left the group. `None`: this client can do no more, and another one is to go on.
+fn live(consumer: &Consumer<Shell>, wake: Wake) -> Option<Result<RunReport, RunError>> {
     let lock = || consumer.context().lock();
     {
         let mut pump = lock();
         pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
-        pump.open_spool();
         let settings = Arc::clone(&pump.settings);
         let mut topics = settings.subscription.names();
         topics.extend(settings.retry_topics.names());
@@ -249,13 +256,17 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Result<RunReport, RunError> {
         if pump.stop.is_some() {
             break;
         }
+        if pump.joining.wants_another_client(Instant::now()) {
+            pump.part_from_client();
+            return None;
+        }
         let sleep = pump.sleep();
         drop(pump);
         if !worked {
             thread::park_timeout(sleep);
         }
     }
-    leave(consumer)
+    Some(leave(consumer))
 }
 
 /// Drains, commits, and leaves the group, within the time that was given.
@@ -415,6 +426,9 @@ fn client_error(consumer: &Consumer<Shell>, code: Code) {
     let reason = shell.take_reason();
     let mut pump = shell.lock();
     if let Some((cause, reason)) = consumer.client().fatal_error() {
+        if course(cause) == Course::WaitForSession && pump.waits_for_session() {
+            return;
+        }
         return pump.end_with(cause, None, &reason);
     }
     // A wrong password or certificate authority is worth stopping for; a broker that turns away somebody whom the
@@ -504,6 +518,7 @@ pub(crate) struct Pump {
     pub(super) engine: Engine<Record, Cause>,
     /// By [`Ownership::slot`].
     pub(super) held: Vec<Option<Held>>,
+    /// To the client there is now.
     pub(super) lifeline: Lifeline,
     pub(super) lookup: Lookup,
     pub(super) residency: Arc<Residency>,
@@ -544,6 +559,7 @@ pub(crate) struct Pump {
     pub(super) first_read: usize,
     pub(super) told_of_spool: Told,
     pub(super) outage: Option<Outage>,
+    pub(super) joining: Joining,
     pub(super) unknown_topic: Throttle,
     pub(super) dependency_down: Throttle,
     /// Set when the run is to end.
@@ -561,7 +577,6 @@ impl Pump {
         runtime: Handle,
         controls: mpsc::Receiver<Control>,
         events: broadcast::Sender<Event>,
-        lifeline: Lifeline,
         thread: Thread,
     ) -> Self {
         let now = Instant::now();
@@ -608,7 +623,7 @@ impl Pump {
         Self {
             engine: Engine::new(settings.engine.clone(), now),
             held: Vec::new(),
-            lifeline,
+            lifeline: Lifeline::default(),
             lookup,
             residency: Arc::default(),
             key_hash: FixedState::with_seed(settings.engine.seed),
@@ -638,6 +653,7 @@ impl Pump {
             first_read: 0,
             told_of_spool: Told::default(),
             outage: None,
+            joining: Joining::begin(now),
             unknown_topic: Throttle::default(),
             dependency_down: Throttle::default(),
             stop: None,
@@ -646,6 +662,20 @@ impl Pump {
             report: RunReport::default(),
             settings,
         }
+    }
+
+    /// Lets go of all that belongs to a client that can do no more, and has lost what it had.
+    fn part_from_client(&mut self) {
+        let owners = self.owners();
+        self.close_fences(&owners, Instant::now());
+        while self.take_reports() {}
+        let gone = self.named(&owners);
+        owners.iter().for_each(|owner| self.lose(*owner));
+        self.announce(Change::Lost, &gone);
+        self.reply = None;
+        self.starts.clear();
+        self.topics.forget_question();
+        self.joining.begin_again();
     }
 
     /// Lets go of all that others could wait for, or that belongs to the user.
@@ -729,6 +759,9 @@ impl Pump {
             return self.end_with(code, place, reason);
         }
         let now = Instant::now();
+        if place.is_none() {
+            self.joining.note_refusal(code, reason);
+        }
         match code {
             Code::AllBrokersDown => self.brokers_are_down(now),
             Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition
@@ -899,6 +932,7 @@ impl Pump {
         }
         self.dead_letters.retain(|(_, task)| !task.is_finished());
         self.ask_for_brokers();
+        self.watch_membership(consumer, now);
         self.pass_markers(consumer);
         self.watch_for_stuck_records(now);
         self.tell_of_spool(now);

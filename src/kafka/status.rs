@@ -105,6 +105,7 @@ impl Pump {
                 .as_ref()
                 .map_or(0, |held| held.count()),
             idempotency: self.idempotency_status(),
+            membership: self.joining.status(),
             brokers_down: self.outage.as_ref().map(|outage| outage.since.elapsed()),
         }
     }

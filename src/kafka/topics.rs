@@ -51,6 +51,11 @@ impl Topics {
         self.broker
     }
 
+    /// The client that was to ask is gone.
+    pub(super) fn forget_question(&mut self) {
+        self.question = None;
+    }
+
     /// The broker that was asked does not answer: the next question goes to the controller.
     pub(super) fn ask_another(&mut self) {
         self.broker = None;

@@ -52,6 +52,11 @@ pub fn own_cluster(brokers: usize) -> Option<Cluster> {
     own(|| Cluster::start(brokers))
 }
 
+/// One broker of the test's own with these properties. Skipped where [`own_cluster`] is.
+pub fn own_cluster_with(properties: &[(&str, &str)]) -> Option<Cluster> {
+    own(|| Cluster::start_with(1, properties))
+}
+
 /// A broker of the test's own with TLS, SASL and access control, as `scripts/kafka start --secure`
 /// describes it. Skipped where [`own_cluster`] is.
 pub fn secure_cluster() -> Option<Cluster> {

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-pub use cluster::{Cluster, Committed, cluster, own_cluster, secure_cluster};
+pub use cluster::{Cluster, Committed, cluster, own_cluster, own_cluster_with, secure_cluster};
 pub use name::Name;
 pub use records::{Record, StoredRecord};
 pub use service::{Service, ServiceKind, own_pooler, own_service, own_standby, service};

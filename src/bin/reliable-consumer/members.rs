@@ -107,6 +107,7 @@ mod tests {
         let member = Member {
             client_id: "c".into(),
             host: "/127.0.0.1".into(),
+            id: String::new(),
             instance: None,
             partitions: places.map(place).into(),
         };
