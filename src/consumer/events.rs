@@ -58,6 +58,15 @@ pub enum Event {
         /// What keeps it from joining.
         cause: String,
     },
+    /// The consumer leaves its group and joins it again: an answer of the group's coordinator was lost, and the two differ in
+    /// which partitions are its own. Only under KIP-848 (`group.protocol=consumer`). The partitions that it has are drained
+    /// and given away first, as in any rebalance.
+    Rejoining {
+        /// What the group says that it has, and it has not: nobody has handled these.
+        missing: Vec<TopicPartition>,
+        /// What the group has taken away, and it still has: other members wait for these.
+        surplus: Vec<TopicPartition>,
+    },
     /// It has become a member, after [`Joining`](Self::Joining).
     Joined {
         /// After this long.

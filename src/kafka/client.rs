@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use rdkafka::{
@@ -110,6 +110,7 @@ pub(crate) struct Shell {
     log: ClientLog,
     trouble: Mutex<Trouble>,
     called_back: AtomicBool,
+    lost_heartbeat: Mutex<Option<LostHeartbeat>>,
 }
 
 impl Shell {
@@ -120,12 +121,20 @@ impl Shell {
             log: ClientLog::default(),
             trouble: Mutex::default(),
             called_back: AtomicBool::new(false),
+            lost_heartbeat: Mutex::default(),
         }
     }
 
     /// Whether a callback has run since this was last asked, on the thread that asks.
     pub(super) fn take_called_back(&self) -> bool {
         self.called_back.swap(false, Ordering::Relaxed)
+    }
+
+    /// A heartbeat that was not answered in time since this was last asked, and that time, as far as it is known.
+    pub(super) fn take_lost_heartbeat(&self) -> Option<Option<Duration>> {
+        let mut lost = self.lost_heartbeat.lock();
+        let lost = lost.as_mut().map_or_else(|_| None, |lost| lost.take());
+        lost.map(|lost| lost.after)
     }
 
     /// The reason for the error that the poll has just returned, in librdkafka's words.
@@ -147,11 +156,44 @@ impl Shell {
     }
 }
 
+/// A heartbeat of KIP-848 that was not answered in time.
+#[derive(Debug, PartialEq, Eq)]
+struct LostHeartbeat {
+    /// In what time.
+    after: Option<Duration>,
+}
+
+impl LostHeartbeat {
+    /// Whether this line of librdkafka's log is about one: nothing else tells. Heartbeats and commits have a connection to the
+    /// group's coordinator of their own, and a line that counts what timed out on it may be about either.
+    fn in_line(facility: &str, line: &str) -> Option<Self> {
+        let heartbeat = line.contains("ConsumerGroupHeartbeat");
+        if facility != "REQTMOUT" || !(heartbeat || line.contains("GroupCoordinator")) {
+            return None;
+        }
+        let millis = line.split_once("(after ").filter(|_| heartbeat);
+        let millis = millis.and_then(|(_, rest)| rest.split_once("ms")?.0.parse().ok());
+        Some(Self {
+            after: millis.map(Duration::from_millis),
+        })
+    }
+}
+
 impl ClientContext for Shell {
     const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.called_back.store(true, Ordering::Relaxed);
+        if let Some(lost) = LostHeartbeat::in_line(facility, message) {
+            let mut before = self
+                .lost_heartbeat
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let after = lost
+                .after
+                .or_else(|| before.as_ref().and_then(|lost| lost.after));
+            *before = Some(LostHeartbeat { after });
+        }
         self.log.line(level, facility, message);
     }
 
@@ -179,16 +221,34 @@ impl ConsumerContext for Shell {
         self.called_back.store(true, Ordering::Relaxed);
         let mut pump = self.lock();
         if kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            pump.agreement.give(list);
             pump.assigned(consumer, list);
         } else {
+            pump.agreement.take_away(list);
             pump.revoked(consumer, list);
         }
+        pump.agreement.note_change(Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_log_tells_of_heartbeats_that_were_not_answered_in_time() {
+        let lost = |line| LostHeartbeat::in_line("REQTMOUT", line);
+        let named = "[thrd:GroupCoordinator]: GroupCoordinator/1: Timed out ConsumerGroupHeartbeatRequest in flight \
+                     (after 5003ms, timeout #0)";
+        let after = Some(Duration::from_millis(5003));
+        assert_eq!(lost(named), Some(LostHeartbeat { after }));
+        let counted = "[thrd:GroupCoordinator]: GroupCoordinator/1: Timed out 1 in-flight, 0 retry-queued, 0 out-queue, \
+                       0 partially-sent requests";
+        assert_eq!(lost(counted), Some(LostHeartbeat { after: None }));
+        let other = "[thrd:b:9092/1]: b:9092/1: Timed out FetchRequest in flight (after 60000ms, timeout #0)";
+        assert_eq!(lost(other), None);
+        assert_eq!(LostHeartbeat::in_line("FAIL", counted), None);
+    }
 
     #[test]
     fn a_token_provider_that_panics_has_failed_and_unwinds_no_further() {

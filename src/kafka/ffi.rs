@@ -588,8 +588,10 @@ pub struct Member {
     pub host: String,
     /// Its `group.instance.id`, if it is a static member.
     pub instance: Option<String>,
-    /// What it has been assigned: topics and partitions.
+    /// What it has been assigned: topics and partitions. Under KIP-848, what it is to give away but has not is in it.
     pub partitions: Vec<(String, i32)>,
+    /// What it is to have in the end, under KIP-848.
+    pub target: Option<Vec<(String, i32)>>,
 }
 
 /// A question to the brokers, answered on a queue of its own. Dropped, it is forgotten.
@@ -981,24 +983,28 @@ unsafe fn members_in(group: *const sys::rd_kafka_ConsumerGroupDescription_t) -> 
         };
         let member = |index| {
             let member = sys::rd_kafka_ConsumerGroupDescription_member(group, index);
-            let assignment = sys::rd_kafka_MemberDescription_assignment(member);
-            let list = match assignment.is_null() {
-                true => ptr::null(),
-                false => sys::rd_kafka_MemberAssignment_partitions(assignment),
+            let partitions = |assignment: *const sys::rd_kafka_MemberAssignment_t| {
+                let list = match assignment.is_null() {
+                    true => return None,
+                    false => sys::rd_kafka_MemberAssignment_partitions(assignment),
+                };
+                let elements = match list.as_ref() {
+                    Some(list) => slice_of(list.elems, usize::try_from(list.cnt).unwrap_or(0)),
+                    None => &[],
+                };
+                let named = elements.iter();
+                let named = named.filter_map(|it| Some((text(it.topic)?, it.partition)));
+                Some(named.collect())
             };
-            let elements = match list.as_ref() {
-                Some(list) => slice_of(list.elems, usize::try_from(list.cnt).unwrap_or(0)),
-                None => &[],
-            };
-            let partitions = elements.iter();
-            let partitions = partitions.filter_map(|it| Some((text(it.topic)?, it.partition)));
+            let assigned = partitions(sys::rd_kafka_MemberDescription_assignment(member));
             Member {
                 id: text(sys::rd_kafka_MemberDescription_consumer_id(member)).unwrap_or_default(),
                 client_id: text(sys::rd_kafka_MemberDescription_client_id(member))
                     .unwrap_or_default(),
                 host: text(sys::rd_kafka_MemberDescription_host(member)).unwrap_or_default(),
                 instance: text(sys::rd_kafka_MemberDescription_group_instance_id(member)),
-                partitions: partitions.collect(),
+                partitions: assigned.unwrap_or_default(),
+                target: partitions(sys::rd_kafka_MemberDescription_target_assignment(member)),
             }
         };
         let count = sys::rd_kafka_ConsumerGroupDescription_member_count(group);

@@ -64,6 +64,10 @@ impl Joining {
         }
     }
 
+    pub(super) fn is_member(&self) -> bool {
+        self.joined
+    }
+
     pub(super) fn status(&self) -> Membership {
         let since = self.since.elapsed();
         match self.joined {

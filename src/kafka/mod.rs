@@ -1,6 +1,7 @@
 //! Everything that talks to librdkafka: no other part of the crate names it, but for the builder's checked settings.
 
 mod administer;
+mod agreement;
 mod assignment;
 mod breaker;
 mod claims;

@@ -25,6 +25,7 @@ use tokio::{
 };
 
 use super::{
+    agreement::Agreement,
     client::Shell,
     epochs::Epochs,
     errors::{Course, advice, course, is_login_failure, is_terminal, kind},
@@ -238,13 +239,7 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Option<Result<RunReport, RunE
     {
         let mut pump = lock();
         pump.reply = ReplyQueue::new(consumer.lifeline(), wake);
-        let settings = Arc::clone(&pump.settings);
-        let mut topics = settings.subscription.names();
-        topics.extend(settings.retry_topics.names());
-        if let Err(error) = consumer.subscribe(&topics) {
-            let message = format!("could not subscribe to {topics:?}: {error}");
-            pump.fail(RunErrorKind::Client, message);
-        }
+        pump.subscribe(consumer);
     }
     loop {
         let more = serve_events(consumer);
@@ -252,6 +247,7 @@ fn live(consumer: &Consumer<Shell>, wake: Wake) -> Option<Result<RunReport, RunE
         let worked = pump.step(consumer)
             | pump.attend_to_starts(consumer)
             | pump.attend_to_logs(consumer)
+            | pump.attend_to_assignment(consumer)
             | more;
         if pump.stop.is_some() {
             break;
@@ -560,6 +556,7 @@ pub(crate) struct Pump {
     pub(super) told_of_spool: Told,
     pub(super) outage: Option<Outage>,
     pub(super) joining: Joining,
+    pub(super) agreement: Agreement,
     pub(super) unknown_topic: Throttle,
     pub(super) dependency_down: Throttle,
     /// Set when the run is to end.
@@ -654,6 +651,7 @@ impl Pump {
             told_of_spool: Told::default(),
             outage: None,
             joining: Joining::begin(now),
+            agreement: Agreement::new(now, settings.engine.seed),
             unknown_topic: Throttle::default(),
             dependency_down: Throttle::default(),
             stop: None,
@@ -661,6 +659,16 @@ impl Pump {
             commits_refused: false,
             report: RunReport::default(),
             settings,
+        }
+    }
+
+    pub(super) fn subscribe(&mut self, consumer: &super::BaseConsumer) {
+        let settings = Arc::clone(&self.settings);
+        let mut topics = settings.subscription.names();
+        topics.extend(settings.retry_topics.names());
+        if let Err(error) = consumer.subscribe(&topics) {
+            let message = format!("could not subscribe to {topics:?}: {error}");
+            self.fail(RunErrorKind::Client, message);
         }
     }
 
@@ -676,6 +684,7 @@ impl Pump {
         self.starts.clear();
         self.topics.forget_question();
         self.joining.begin_again();
+        self.agreement.begin_again(Instant::now());
     }
 
     /// Lets go of all that others could wait for, or that belongs to the user.

@@ -14,6 +14,7 @@
 
 mod cluster;
 mod name;
+mod proxy;
 mod records;
 mod service;
 
@@ -26,6 +27,7 @@ use std::{
 
 pub use cluster::{Cluster, Committed, cluster, own_cluster, own_cluster_with, secure_cluster};
 pub use name::Name;
+pub use proxy::Proxy;
 pub use records::{Record, StoredRecord};
 pub use service::{Service, ServiceKind, own_pooler, own_service, own_standby, service};
 

@@ -110,6 +110,7 @@ mod tests {
             id: String::new(),
             instance: None,
             partitions: places.map(place).into(),
+            target: None,
         };
         assert_eq!(assigned(&member), "a 0-2,7; b 1");
         assert_eq!(shown(&member), "c@127.0.0.1");
