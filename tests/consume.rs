@@ -589,7 +589,7 @@ async fn dropping_the_run_ends_it_without_committing_what_is_unfinished() {
     until("the sixth to run", || seen.len() == 6).await;
     let handle = run.handle.clone();
     run.drop_it().await;
-    until("the pump to end", || handle.pause("x").is_err()).await;
+    until("the pump to end", || handle.pause(&topic).is_err()).await;
     assert_eq!(committed(&cluster, &group, &topic), [5]);
     // Another member takes over at once: the group was left.
     let next = Seen::default();

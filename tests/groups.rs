@@ -230,7 +230,7 @@ async fn a_member_that_is_stopped_while_it_joins_does_not_hold_up_the_group() {
         .set("group.id", &group)
         .set("partition.assignment.strategy", "cooperative-sticky")
         .set("session.timeout.ms", "6000")
-        .set("max.poll.interval.ms", "12000")
+        .set("max.poll.interval.ms", "20000")
         .set("auto.offset.reset", "earliest")
         .set("enable.auto.commit", "false")
         .create()
@@ -251,7 +251,11 @@ async fn a_member_that_is_stopped_while_it_joins_does_not_hold_up_the_group() {
     let hasty = join(&seen);
     tokio::time::sleep(millis(2_000)).await;
     let patient = join(&seen);
+    let stopping = Instant::now();
     hasty.stop().await;
+    let stopped_in = stopping.elapsed();
+    assert_eq!(seen.len(), 0, "the silent one holds up the group still");
+    assert!(stopped_in < Duration::from_secs(10), "{stopped_in:?}");
     until("the last member to handle the record", || seen.len() > 0).await;
     patient.stop().await;
     // While it closes, the binding's drop takes in the loss of its partitions, and asks a part of the client for the

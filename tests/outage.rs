@@ -301,7 +301,7 @@ fn a_consumer_that_is_dropped_while_brokers_are_away_ends_soon_and_commits_nothi
         let dropped = began.elapsed();
         assert!(dropped < Duration::from_secs(1), "{how:?}: {dropped:?}");
         eventually("the run to be over", Duration::from_secs(6), || {
-            handle.pause("x").is_err()
+            handle.shutdown().is_err()
         });
         eventually("its thread to be gone", PATIENCE, || !has_thread(&group));
         let finished = seen.len() as i64;
@@ -344,7 +344,7 @@ fn a_consumer_that_never_reached_a_broker_can_be_dropped() {
     assert!(has_thread(&group));
     runtime.block_on(run.drop_it());
     eventually("the run to be over", Duration::from_secs(6), || {
-        handle.pause("x").is_err()
+        handle.shutdown().is_err()
     });
     eventually("its thread to be gone", PATIENCE, || !has_thread(&group));
     assert_eq!(panics.load(Atomic::SeqCst), 0);

@@ -155,15 +155,26 @@ impl fmt::Debug for BuildError {
 }
 
 /// Why a [`ConsumerHandle`](super::ConsumerHandle) got no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandleError {
+    /// The run has not begun: [`Run`](super::Run) is not awaited yet.
+    #[error("the consumer is not running yet: await its run first")]
+    NotStarted,
+    /// The consumer does not read that topic, and never will.
+    #[error("the consumer does not read topic `{topic}`: it reads {subscribed}")]
+    NotSubscribed {
+        /// The topic that was named.
+        topic: String,
+        /// The topics and the pattern of the subscription, and the retry topics.
+        subscribed: String,
+    },
     /// The run has ended.
     #[error("the consumer is not running any more")]
     NotRunning,
-    /// It did not answer in time: the run has not begun, or it waits inside a rebalance.
+    /// It did not answer in time.
     #[error(
-        "the consumer did not answer within {0:?}: its run is not awaited yet, or it is inside a rebalance"
+        "the consumer did not answer within {0:?}: its process has no processor time, or is being ended"
     )]
     TimedOut(std::time::Duration),
     /// The partition is not stopped, or not in this process.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{broadcast, oneshot};
 
-use super::{Event, Events, HandleError, Status};
+use super::{Event, Events, HandleError, Status, Subscription};
 use crate::{
     held_keys::HeldKeys,
     kafka::{Control, Controls, Selection},
@@ -12,6 +12,31 @@ use crate::{
 
 /// How long an answer may take: longer than a rebalance that goes well.
 const ANSWER: Duration = Duration::from_secs(15);
+/// How long a run may take to begin that is being spawned at the same time.
+const BEGIN: Duration = Duration::from_secs(1);
+/// Between two looks whether it has.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a consumer reads, or may come to read.
+pub(super) struct Readable {
+    pub(super) subscription: Subscription,
+    pub(super) retry_topics: Vec<String>,
+}
+
+impl Readable {
+    fn check(&self, topic: String) -> Result<String, HandleError> {
+        if self.subscription.takes_in(&topic) || self.retry_topics.contains(&topic) {
+            return Ok(topic);
+        }
+        let names = self.subscription.names().into_iter();
+        let names = names.chain(self.retry_topics.iter().map(String::as_str));
+        let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+        Err(HandleError::NotSubscribed {
+            topic,
+            subscribed: names.join(", "),
+        })
+    }
+}
 
 /// Steers and watches a run. Clones are cheap and all mean the same consumer.
 ///
@@ -35,6 +60,7 @@ pub struct ConsumerHandle {
     events: broadcast::WeakSender<Event>,
     held_keys: Option<Arc<HeldKeys>>,
     shutdown_timeout: Duration,
+    readable: Arc<Readable>,
 }
 
 impl ConsumerHandle {
@@ -43,12 +69,14 @@ impl ConsumerHandle {
         events: broadcast::WeakSender<Event>,
         held_keys: Option<Arc<HeldKeys>>,
         shutdown_timeout: Duration,
+        readable: Readable,
     ) -> Self {
         Self {
             controls,
             events,
             held_keys,
             shutdown_timeout,
+            readable: Arc::new(readable),
         }
     }
 
@@ -89,7 +117,7 @@ impl ConsumerHandle {
     /// already is still handled.
     pub fn pause(&self, topic: impl Into<String>) -> Result<(), HandleError> {
         self.send(Control::Pause(Selection {
-            topic: topic.into(),
+            topic: self.readable.check(topic.into())?,
             partition: None,
         }))
     }
@@ -101,7 +129,7 @@ impl ConsumerHandle {
         partition: i32,
     ) -> Result<(), HandleError> {
         self.send(Control::Pause(Selection {
-            topic: topic.into(),
+            topic: self.readable.check(topic.into())?,
             partition: Some(partition),
         }))
     }
@@ -109,7 +137,7 @@ impl ConsumerHandle {
     /// Undoes every pause of this topic.
     pub fn resume(&self, topic: impl Into<String>) -> Result<(), HandleError> {
         self.send(Control::Resume(Selection {
-            topic: topic.into(),
+            topic: self.readable.check(topic.into())?,
             partition: None,
         }))
     }
@@ -121,7 +149,7 @@ impl ConsumerHandle {
         partition: i32,
     ) -> Result<(), HandleError> {
         self.send(Control::Resume(Selection {
-            topic: topic.into(),
+            topic: self.readable.check(topic.into())?,
             partition: Some(partition),
         }))
     }
@@ -133,8 +161,7 @@ impl ConsumerHandle {
     ///
     /// # Errors
     ///
-    /// [`HandleError::NotStopped`] if that partition is not stopped in this process, [`HandleError::NotRunning`] after the
-    /// run has ended, [`HandleError::TimedOut`] after 15 s.
+    /// [`HandleError::NotStopped`] if that partition is not stopped in this process; and as [`status`](Self::status).
     ///
     /// ```no_run
     /// # async fn example(handle: reliable_consumer::ConsumerHandle) -> Result<(), reliable_consumer::HandleError> {
@@ -153,6 +180,7 @@ impl ConsumerHandle {
         partition: i32,
         offset: i64,
     ) -> Result<(), HandleError> {
+        self.has_begun().await?;
         let (answer, answered) = oneshot::channel();
         self.send(Control::ResumeAt {
             topic: topic.into(),
@@ -183,16 +211,31 @@ impl ConsumerHandle {
         held.is_some_and(|held| held.release(topic, key.as_ref()))
     }
 
-    /// Where everything stands. Answered by the consumer's own thread within 15 s or not at all; before the run begins,
-    /// the answer waits for that.
+    /// Where everything stands. Answered by the consumer's own thread, within milliseconds as a rule.
     ///
     /// # Errors
     ///
-    /// [`HandleError::NotRunning`] after the run has ended, [`HandleError::TimedOut`] after 15 s.
+    /// [`HandleError::NotStarted`] if the run has not begun and does not within a second, [`HandleError::NotRunning`] after it
+    /// has ended, [`HandleError::TimedOut`] after 15 s.
     pub async fn status(&self) -> Result<Status, HandleError> {
+        self.has_begun().await?;
         let (answer, answered) = oneshot::channel();
         self.send(Control::Status(answer))?;
         self.answer(answered).await
+    }
+
+    async fn has_begun(&self) -> Result<(), HandleError> {
+        let looks = BEGIN.as_millis() / LOOK.as_millis();
+        for _ in 0..looks {
+            if self.controls.have_begun() {
+                return Ok(());
+            }
+            if self.events.strong_count() == 0 {
+                return Err(HandleError::NotRunning);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Err(HandleError::NotStarted)
     }
 
     async fn answer<T>(&self, answered: oneshot::Receiver<T>) -> Result<T, HandleError> {
@@ -238,5 +281,60 @@ impl ConsumerHandle {
 impl std::fmt::Debug for ConsumerHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ConsumerHandle").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::{Builder, ReliableConsumer, RetryTopics};
+
+    fn builder() -> Builder {
+        ReliableConsumer::builder()
+            .bootstrap_servers("localhost:1")
+            .group_id("shipping")
+            .topic("orders")
+    }
+
+    #[tokio::test]
+    async fn before_the_run_the_status_says_soon_that_there_is_none_and_after_it_that_it_is_over() {
+        let consumer = builder().build().unwrap();
+        let handle = consumer.handle();
+        let asked = Instant::now();
+        assert_eq!(handle.status().await, Err(HandleError::NotStarted));
+        let resumed = handle.resume_at("orders", 0, 0).await;
+        assert_eq!(resumed, Err(HandleError::NotStarted));
+        assert!(asked.elapsed() < ANSWER);
+        drop(consumer);
+        assert_eq!(handle.status().await, Err(HandleError::NotRunning));
+    }
+
+    #[test]
+    fn a_topic_that_is_not_read_can_be_neither_paused_nor_resumed() {
+        let tiers = RetryTopics::new([Duration::from_secs(10)]).reorder(true);
+        let retried = builder().retry_topics(tiers);
+        let matched = builder().topic_pattern("^returns\\..*");
+        for (builder, other) in [(retried, "orders.retry.10s"), (matched, "returns.eu")] {
+            let consumer = builder.build().unwrap();
+            let handle = consumer.handle();
+            for topic in ["orders", other] {
+                handle.pause(topic).unwrap();
+                handle.resume_partition(topic, 1).unwrap();
+            }
+            for refused in [
+                handle.pause("odrers"),
+                handle.pause_partition("odrers", 0),
+                handle.resume("odrers"),
+                handle.resume_partition("odrers", 0),
+            ] {
+                let error = refused.unwrap_err().to_string();
+                let known = &other[..other.len().min("returns".len())];
+                for name in ["`odrers`", "`orders`", known] {
+                    assert!(error.contains(name), "{error}");
+                }
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use tokio::sync::broadcast;
 
+use self::handle::Readable;
 pub(crate) use self::settings::{Settings, Subscription};
 pub use self::{
     builder::Builder,
@@ -91,6 +92,10 @@ impl ReliableConsumer {
             events.downgrade(),
             settings.held_keys.clone(),
             settings.shutdown_timeout,
+            Readable {
+                subscription: settings.subscription.clone(),
+                retry_topics: settings.retry_topics.names().map(String::from).collect(),
+            },
         );
         Self {
             settings: Arc::new(settings),

@@ -305,6 +305,16 @@ pub(crate) fn producer_config(
 
 /// Every property by itself, then all of them together in a client that connects to nothing.
 fn validated(mut config: ClientConfig, client: RDKafkaType) -> Result<ClientConfig, PropertyError> {
+    if let Some(servers) = config.get("bootstrap.servers") {
+        let protocol = config.get("security.protocol").unwrap_or("plaintext");
+        if let Some(reason) = flaw_of_servers(servers, protocol) {
+            return Err(PropertyError::Invalid {
+                name: "bootstrap.servers".into(),
+                value: servers.into(),
+                reason,
+            });
+        }
+    }
     // Otherwise the binding would drop what is below the level of the `log` crate, which nobody here sets up.
     let debug = config
         .get("debug")
@@ -330,6 +340,71 @@ fn validated(mut config: ClientConfig, client: RDKafkaType) -> Result<ClientConf
     let native = offline.create_native_config().map_err(rejected)?;
     Client::new(&offline, native, client, DefaultClientContext).map_err(rejected)?;
     Ok(config)
+}
+
+/// What is wrong with a list of brokers. librdkafka takes any, says so in its log at most, and waits for ever for a broker
+/// that there cannot be.
+fn flaw_of_servers(servers: &str, protocol: &str) -> Option<String> {
+    const FORM: &str = "write host:port, several with commas between them";
+    let mut any = false;
+    for server in servers.split(',').map(str::trim) {
+        if server.is_empty() {
+            continue;
+        }
+        any = true;
+        let place = match server.split_once("://") {
+            None => server,
+            Some((scheme, place)) => {
+                let known = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
+                if !known.contains(&&*scheme.to_ascii_lowercase()) {
+                    return Some(format!(
+                        "brokers do not speak {scheme}: {FORM}, without `{scheme}://`"
+                    ));
+                }
+                if !scheme.eq_ignore_ascii_case(protocol) {
+                    return Some(format!(
+                        "`{server}` is not reached with security.protocol={protocol}: set that to {}, and {FORM}",
+                        scheme.to_ascii_lowercase()
+                    ));
+                }
+                place
+            }
+        };
+        let (host, port) = match place
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once(']'))
+        {
+            Some((host, "")) => (host, None),
+            Some((host, rest)) => (host, Some(rest.strip_prefix(':').unwrap_or(rest))),
+            // An address of IP version 6 without a port.
+            None if place.parse::<std::net::Ipv6Addr>().is_ok() => (place, None),
+            None => match place.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        if host.is_empty() {
+            return Some(format!("`{server}` has no host: {FORM}"));
+        }
+        let in_brackets = place.starts_with('[');
+        let strange = |c: char| {
+            !(c.is_alphanumeric() || matches!(c, '.' | '-' | '_'))
+                && !(in_brackets && matches!(c, ':' | '%'))
+        };
+        let is_address = place.parse::<std::net::Ipv6Addr>().is_ok();
+        if let Some(strange) = host.chars().find(|c| strange(*c)).filter(|_| !is_address) {
+            return Some(format!("`{server}` has {strange:?} in its host: {FORM}"));
+        }
+        if let Some(port) = port
+            && !(port.bytes().all(|digit| digit.is_ascii_digit())
+                && port.parse::<u16>().is_ok_and(|port| port > 0))
+        {
+            return Some(format!(
+                "`{server}` has no port from 1 to 65535 after its host: {FORM}"
+            ));
+        }
+    }
+    (!any).then(|| format!("it names no broker: {FORM}"))
 }
 
 fn rejected(error: KafkaError) -> PropertyError {
@@ -508,6 +583,44 @@ mod tests {
         let error = producer(&[("max.in.flight", "100")]).unwrap_err();
         assert!(matches!(error, PropertyError::Conflict { .. }), "{error}");
         assert!(error.to_string().contains("max.in.flight"), "{error}");
+    }
+
+    #[test]
+    fn a_list_of_brokers_that_no_broker_can_be_found_by_is_an_error_that_says_what_to_write() {
+        for (servers, said) in [
+            ("http://kafka:9092", "without `http://`"),
+            ("kafka:9092,https://other:9092", "without `https://`"),
+            ("ssl://kafka:9093", "security.protocol=plaintext"),
+            (":9092", "no host"),
+            ("kafka:", "no port"),
+            ("kafka:0", "no port"),
+            ("kafka:65536", "no port"),
+            ("kafka:+1", "no port"),
+            ("kafka:9092/topic", "no port"),
+            ("kafka:9092 other:9092", "no port"),
+            ("kafka:9092:9093", "no port"),
+            ("[::1]9092x", "no port"),
+            ("kaf ka:9092", "' ' in its host"),
+            ("user@kafka:9092", "'@' in its host"),
+            ("kafka/9092", "'/' in its host"),
+            (" , ", "names no broker"),
+        ] {
+            let error = consumer(&[("bootstrap.servers", servers)]).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(said), "{servers}: {error}");
+        }
+        for servers in [
+            "kafka",
+            "kafka-1.example.com:9092, kafka_2:9093,",
+            "PLAINTEXT://kafka:9092",
+            "10.0.0.1:65535",
+            "[::1]:9092",
+            "[fe80::1%eth0]:9092,::1",
+            "køb.example:9092",
+        ] {
+            let pairs = [("bootstrap.servers", servers)];
+            consumer(&pairs).unwrap_or_else(|error| panic!("{servers}: {error}"));
+        }
     }
 
     #[test]

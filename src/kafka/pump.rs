@@ -79,6 +79,11 @@ const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// After a run has ended without having left its group, for leaving it all the same.
 const LINGER: Duration = Duration::from_secs(5);
+/// For leaving the group when there is neither a partition nor a handler to wait for.
+const LEAVE_AT_ONCE: Duration = Duration::from_secs(2);
+/// After a run has ended while its member was still being admitted to the group, for leaving it when that is over: a session
+/// by default, which is what joining may have to wait for.
+const LINGER_JOINING: Duration = Duration::from_secs(60);
 /// Granted to the last commit and to leaving when the consumer is told to stop at once.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
@@ -121,6 +126,11 @@ pub(crate) struct Controls {
 }
 
 impl Controls {
+    /// There is a pump, or there was one.
+    pub(crate) fn have_begun(&self) -> bool {
+        self.pump.get().is_some()
+    }
+
     /// `false`: the pump has ended.
     pub(crate) fn send(&self, control: Control) -> bool {
         let sent = self.sender.send(control).is_ok();
@@ -215,10 +225,19 @@ fn run(start: Start) {
         drop(consumer);
         drop(ended.send(result));
     } else {
-        // Brokers are away, or one has not answered yet. The run is over for everybody; should one answer soon, the group is
+        // Brokers are away, or have not answered yet. The run is over for everybody; should they answer soon, the group is
         // left in order.
         consumer.context().lock().retire();
         drop(ended.send(result));
+        if !consumer.context().lock().closing {
+            let until = Instant::now() + LINGER_JOINING;
+            while is_joining(&consumer) && Instant::now() < until {
+                if !serve_events(&consumer) {
+                    thread::park_timeout(LONGEST_SLEEP);
+                }
+            }
+            let _ = consumer.close_queue();
+        }
         let until = Instant::now() + LINGER;
         while !consumer.closed() && Instant::now() < until {
             if !serve_events(&consumer) {
@@ -272,6 +291,14 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
     {
         let mut pump = lock();
         pump.starts.clear();
+        if pump.owners().is_empty() {
+            let leave = Instant::now() + LEAVE_AT_ONCE;
+            pump.end_by(Deadline {
+                drain: leave,
+                commit: leave,
+                leave,
+            });
+        }
         let (owners, until) = (pump.owners(), pump.deadline().drain);
         began = Instant::now();
         pump.begin_drain(&owners, until);
@@ -326,10 +353,18 @@ fn leave(consumer: &Consumer<Shell>) -> Result<RunReport, RunError> {
         thread::park_timeout(COMMIT_PAUSE);
     }
     unsubscribe(consumer);
-    if consumer.close_queue().is_ok() {
+    // While it is being admitted it can only be closed without leaving.
+    let joining = is_joining(consumer);
+    consumer.context().lock().closing = !joining;
+    if !joining && consumer.close_queue().is_ok() {
         serve_until(consumer, Duration::ZERO, || consumer.closed());
     }
-    if !consumer.closed() {
+    if joining {
+        tracing::warn!(
+            "the group admits no member at the moment, and this one is left in the background when it does; should the process \
+             end before that, the group waits for it until its session.timeout.ms has passed"
+        );
+    } else if !consumer.closed() {
         tracing::warn!(
             "the group was not left within the shutdown's time: the broker will notice after session.timeout.ms"
         );
@@ -360,6 +395,17 @@ fn unsubscribe(consumer: &Consumer<Shell>) {
         let brokers_down = consumer.context().lock().outage.is_some();
         brokers_down || consumer.client().fatal_error().is_some() || !has_member_id(consumer)
     });
+}
+
+/// The brokers hold back the answer to this member's JoinGroup still, and do not take its LeaveGroup before.
+fn is_joining(consumer: &Consumer<Shell>) -> bool {
+    let pump = consumer.context().lock();
+    let property = |name| pump.settings.client.get(name);
+    property("group.instance.id").is_none()
+        && property("group.protocol") != Some("consumer")
+        && pump.outage.is_none()
+        && consumer.client().fatal_error().is_none()
+        && has_member_id(consumer)
 }
 
 /// Serves events until this is `done`, or no more than `reserve` is left of the shutdown's time.
@@ -564,6 +610,8 @@ pub(crate) struct Pump {
     pub(super) failure: Option<(RunErrorKind, String)>,
     /// The group does not take commits from us any more.
     pub(super) commits_refused: bool,
+    /// The client has been told to close.
+    closing: bool,
     pub(super) report: RunReport,
 }
 
@@ -657,6 +705,7 @@ impl Pump {
             stop: None,
             failure: None,
             commits_refused: false,
+            closing: false,
             report: RunReport::default(),
             settings,
         }
