@@ -691,3 +691,107 @@ async fn a_client_that_cannot_read_a_topic_made_anew_after_elections_ends_the_ru
     next.stop().await;
     assert_eq!(next.count("new"), 150);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_created_while_all_members_are_away_is_read_from_its_start_by_a_pattern() {
+    let Some(cluster) = cluster() else { return };
+    let (prefix, group) = (unique("pattern"), unique("group"));
+    let name = |number: i32| format!("{prefix}.{number}");
+    let seen = Seen::<String>::default();
+    let start = || {
+        let noted = seen.clone();
+        let builder = consumer(&cluster, &group)
+            .topic_pattern(format!("^{prefix}\\..*"))
+            .start(StartPolicy::Latest);
+        Running::start(
+            builder,
+            async move |message: &Message<Text>| -> HandlerResult {
+                noted.note(message.topic().to_owned());
+                Ok(())
+            },
+        )
+    };
+    cluster.create_topic_named(&name(0), 1, &[]);
+    cluster.produce(&name(0), (0..5).map(|_| Record::value("before the group")));
+    let first = start();
+    until("the start to be committed", || {
+        committed(&cluster, &group, &name(0)) == [5]
+    })
+    .await;
+    first.stop().await;
+    tokio::task::block_in_place(|| cluster.create_topic_named(&name(1), 2, &[]));
+    let records = (0..30).map(|n| Record::value("while it is away").partition(n % 2));
+    cluster.produce(&name(1), records);
+    let second = start();
+    let mut events = second.handle.events().unwrap();
+    until("the new topic to be handled", || seen.len() == 30).await;
+    assert!(seen.all().iter().all(|topic| *topic == name(1)));
+    second.stop().await;
+    let mut added = 0;
+    while let Some(event) = events.next().await {
+        added += usize::from(matches!(event, Event::TopicAdded { start: 0, .. }));
+    }
+    assert_eq!(added, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_whose_committed_offset_is_deleted_is_read_from_its_start_and_told_of() {
+    let Some(cluster) = cluster() else { return };
+    let (topic, group) = (cluster.create_topic("deleted", 3, &[]), unique("group"));
+    let seen = Seen::<(i32, i64)>::default();
+    let start = || {
+        let noted = seen.clone();
+        let builder = consumer(&cluster, &group)
+            .topic(&topic)
+            .start(StartPolicy::Latest);
+        Running::start(
+            builder,
+            async move |message: &Message<Text>| -> HandlerResult {
+                noted.note((message.partition(), message.offset()));
+                Ok(())
+            },
+        )
+    };
+    let produce = || cluster.produce(&topic, (0..3).map(|n| Record::value("x").partition(n)));
+    let first = start();
+    until("the starts to be committed", || {
+        committed(&cluster, &group, &topic) == [0, 0, 0]
+    })
+    .await;
+    produce();
+    until("the first three", || seen.len() == 3).await;
+    first.stop().await;
+    tokio::task::block_in_place(|| {
+        let mut kept = cluster.committed(&group, &topic);
+        kept.remove(1);
+        cluster.delete_group(&group);
+        for kept in kept {
+            let offset = kept.offset.unwrap();
+            cluster.commit(&group, &topic, kept.partition, offset, &kept.metadata);
+        }
+    });
+    produce();
+    let second = start();
+    let mut events = second.handle.events().unwrap();
+    until(
+        "what is new, and all of the one whose offset is gone",
+        || seen.len() == 3 + 3 + 1,
+    )
+    .await;
+    second.stop().await;
+    let mut last: Vec<_> = seen.all().split_off(3);
+    last.sort_unstable();
+    assert_eq!(last, [(0, 1), (1, 0), (1, 1), (2, 1)]);
+    let mut missing = Vec::new();
+    while let Some(event) = events.next().await {
+        if let Event::CommittedOffsetMissing {
+            partition,
+            start,
+            skipped,
+        } = event
+        {
+            missing.push((partition.partition, start, skipped));
+        }
+    }
+    assert_eq!(missing, [(1, 0, 0)]);
+}

@@ -186,6 +186,24 @@ pub enum Event {
     /// their partition is gone or the run ends. Without a crash there are never more of them, in all partitions together,
     /// than twice the [`concurrency`](super::Builder::concurrency).
     CommittedUnhandled(CommittedUnhandled),
+    /// The topic of this partition is new to a group that reads others by the same pattern. It is read from its start, whatever
+    /// the [`StartPolicy`](super::StartPolicy).
+    TopicAdded {
+        /// The partition.
+        partition: TopicPartition,
+        /// Where it starts.
+        start: i64,
+    },
+    /// The group has no committed offset in this partition, but in others of its topic: it was deleted, or has expired.
+    CommittedOffsetMissing {
+        /// The partition.
+        partition: TopicPartition,
+        /// Where it starts: at the log's start if it is known that the group has read it, so that what was handled comes again.
+        /// Otherwise, as in a group that is just beginning, where the [`StartPolicy`](super::StartPolicy) says.
+        start: i64,
+        /// How many offsets before that are not read, at most.
+        skipped: i64,
+    },
     /// This many events were not taken in time and are gone.
     Missed(u64),
 }

@@ -62,6 +62,12 @@ impl Subscription {
 /// was added to a topic which the group reads already is always read from its start, since what is in it is new, and so
 /// is a topic that was deleted and made again.
 ///
+/// A topic that matches the pattern of a group which reads others by it is read from its start as well, also when the pattern
+/// was made wider: it may have been created while no member ran. So is a partition whose committed offset is gone while the
+/// group has others in the topic, unless a new group may just be beginning: then the policy decides, and a warning and
+/// [`Event::CommittedOffsetMissing`](crate::Event::CommittedOffsetMissing) tell what is not read. [`Refuse`](Self::Refuse)
+/// refuses in both cases.
+///
 /// `auto.offset.reset` is not used: it would also move a group whose committed offset has been deleted, silently. See
 /// [`OutOfRange`] for that.
 ///

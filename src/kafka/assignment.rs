@@ -245,6 +245,34 @@ impl Pump {
                     start,
                 });
             }
+            Surprise::TopicAdded => {
+                tracing::info!(
+                    %topic, partition = number, start,
+                    "the topic is new to a group that reads others by the same pattern: it is read from its start"
+                );
+                self.tell(Event::TopicAdded { partition, start });
+            }
+            Surprise::Missing { skipped } => {
+                if skipped == 0 {
+                    tracing::warn!(
+                        %topic, partition = number, start,
+                        "the committed offset is gone, while the group has others in this topic: it was deleted, or has \
+                         expired; the partition is read from its start, and what was handled comes again"
+                    );
+                } else {
+                    tracing::warn!(
+                        %topic, partition = number, start, skipped,
+                        "there is no committed offset, while other members have some in this topic: unless the group is just \
+                         beginning it was deleted, or has expired; the partition starts where the start policy says, and what \
+                         is before is not read: to read it, commit an offset for the group while none of its members runs"
+                    );
+                }
+                self.tell(Event::CommittedOffsetMissing {
+                    partition,
+                    start,
+                    skipped,
+                });
+            }
             Surprise::Added => {
                 tracing::info!(
                     %topic, partition = number, start,

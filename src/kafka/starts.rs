@@ -62,6 +62,10 @@ pub(super) enum Surprise {
     Recreated(i64),
     /// The partition was added to it.
     Added,
+    /// The topic itself is new to a group that reads others by the same pattern.
+    TopicAdded,
+    /// The group has read this topic, and its committed offset in this partition is gone. So many offsets are passed over.
+    Missing { skipped: i64 },
 }
 
 /// A partition whose start is known now.
@@ -155,6 +159,17 @@ struct Start {
     wanted: Wanted,
     topic: TopicSeen,
     surprise: Option<Surprise>,
+    doubt: Doubt,
+}
+
+/// Whether starting anywhere but at the start of the log may pass over what the group has not read.
+#[derive(Clone, Copy, PartialEq)]
+enum Doubt {
+    None,
+    /// Its committed offset may have been deleted. How much is passed over is asked for when the start is known.
+    Unread,
+    /// It starts here. The log's own start is being asked for.
+    Starts(i64),
 }
 
 enum CommittedQuestion {
@@ -599,6 +614,14 @@ impl Pump {
         neighbours: &Neighbours,
         news: &mut News,
     ) -> Stage {
+        // What other members have committed may be a moment old, in a group that is new itself. What was committed in
+        // partitions that are ours was so before.
+        let mut ours: HashSet<Place> = committed.keys().cloned().collect();
+        ours.extend(self.held.iter().flatten().filter_map(|held| {
+            self.engine.status(held.owner)?.committed?;
+            Some((Arc::clone(&held.source.topic), held.source.partition))
+        }));
+        let read: HashSet<&str> = ours.iter().map(|(topic, _)| &**topic).collect();
         let mut by_leader: HashMap<i32, Vec<(Asked, Start)>> = HashMap::new();
         let mut alone = Vec::new();
         let unknown = Topic::default();
@@ -614,6 +637,7 @@ impl Pump {
                 wanted: Wanted::End(LogEnd::First),
                 topic,
                 surprise: Some(surprise),
+                doubt: Doubt::None,
             };
             let start = match committed.remove(&asked.place) {
                 Some((offset, epoch, metadata)) => {
@@ -648,10 +672,33 @@ impl Pump {
                         };
                         from_the_start(topic, Surprise::Added)
                     } else if let Some(wanted) = self.first_position(topic) {
-                        Start {
-                            wanted,
-                            topic: now,
-                            surprise: None,
+                        let mut with = neighbours
+                            .iter()
+                            .filter(|(neighbour, seen)| {
+                                began_with(*partition, now, *neighbour, *seen)
+                            })
+                            .peekable();
+                        let missing = with.peek().is_some();
+                        if with
+                            .any(|(neighbour, _)| ours.contains(&(Arc::clone(topic), *neighbour)))
+                        {
+                            from_the_start(now, Surprise::Missing { skipped: 0 })
+                        } else if wanted != Wanted::End(LogEnd::First)
+                            && neighbours.is_empty()
+                            && self.is_new_in_pattern(topic, &read)
+                        {
+                            from_the_start(now, Surprise::TopicAdded)
+                        } else {
+                            let passes_over = missing && wanted != Wanted::End(LogEnd::First);
+                            Start {
+                                wanted,
+                                topic: now,
+                                surprise: None,
+                                doubt: match passes_over {
+                                    true => Doubt::Unread,
+                                    false => Doubt::None,
+                                },
+                            }
                         }
                     } else {
                         news.refused = true;
@@ -673,6 +720,18 @@ impl Pump {
         let alone = alone.into_iter().map(|one| vec![one]);
         let ends = together.chain(alone).filter_map(|of| self.ask_ends(of));
         Stage::Ends(ends.collect())
+    }
+
+    /// The group reads other topics by the pattern that this one matches, and has not read this one.
+    fn is_new_in_pattern(&self, topic: &str, read: &HashSet<&str>) -> bool {
+        let subscription = &self.settings.subscription;
+        let by_pattern = |topic: &str| {
+            subscription.takes_in(topic) && !subscription.topics.iter().any(|named| named == topic)
+        };
+        by_pattern(topic)
+            && read
+                .iter()
+                .any(|other| *other != topic && by_pattern(other))
     }
 
     /// Where a group begins that has committed nothing; a number from the start, so that it can be committed. `None`: nowhere.
@@ -726,25 +785,41 @@ impl Pump {
                     (place, listed.offset)
                 })
                 .collect();
-            let mut too_young = Vec::new();
+            let mut again = Vec::new();
             for (asked, start) in ends.of {
                 let answer = offsets.remove(&asked.place);
                 match (answer, start.wanted) {
+                    (Some(Ok(offset)), _) if offset >= 0 && start.doubt == Doubt::Unread => {
+                        let start = Start {
+                            wanted: Wanted::End(LogEnd::First),
+                            doubt: Doubt::Starts(offset),
+                            ..start
+                        };
+                        again.push((asked, start));
+                    }
                     (Some(Ok(offset)), _) if offset >= 0 => {
+                        let (offset, surprise) = match start.doubt {
+                            Doubt::Starts(at) if at > offset => {
+                                let skipped = at - offset;
+                                (at, Some(Surprise::Missing { skipped }))
+                            }
+                            Doubt::Starts(at) => (at, start.surprise),
+                            _ => (offset, start.surprise),
+                        };
                         let position = Position {
                             start: offset,
                             committed: None,
                             metadata: Vec::new(),
                             epoch: None,
                             topic: start.topic,
-                            surprise: start.surprise,
+                            surprise,
                         };
                         news.found.push((asked, position));
                     }
                     // Nothing is that young: the end.
                     (Some(Ok(_)), Wanted::Time(_)) => {
                         let wanted = Wanted::End(LogEnd::Next);
-                        too_young.push((asked, Start { wanted, ..start }));
+                        again.push((asked, Start { wanted, ..start }));
                     }
                     (answer, _) => {
                         let code = answer.and_then(Result::err).or(error);
@@ -760,8 +835,8 @@ impl Pump {
                     }
                 }
             }
-            if !too_young.is_empty() {
-                open.extend(self.ask_ends(too_young));
+            if !again.is_empty() {
+                open.extend(self.ask_ends(again));
             }
         }
         for topic in in_vain {
@@ -800,6 +875,14 @@ fn is_added(partition: i32, now: TopicSeen, neighbours: &[(i32, TopicSeen)]) -> 
         let began_without = i64::from(seen.partitions) <= i64::from(partition);
         *neighbour != partition && (began_without || now.differs_from(*seen))
     })
+}
+
+/// The group's committed offset in this neighbour says that the group began with this partition too.
+fn began_with(partition: i32, now: TopicSeen, neighbour: i32, seen: TopicSeen) -> bool {
+    neighbour != partition
+        && now.id != 0
+        && seen.id == now.id
+        && i64::from(seen.partitions) > i64::from(partition)
 }
 
 #[cfg(test)]

@@ -366,6 +366,14 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("commit {topic}/{partition} for {group}: {error}"));
     }
 
+    /// Deletes a group that has no members, with all that it has committed.
+    pub fn delete_group(&self, group: &str) {
+        let deleted = block_on(self.admin.delete_groups(&[group], &patient()));
+        for result in deleted.unwrap_or_else(|error| panic!("delete group {group}: {error}")) {
+            result.unwrap_or_else(|(group, code)| panic!("delete group {group}: {code}"));
+        }
+    }
+
     /// How many members the group has.
     pub fn members(&self, group: &str) -> usize {
         let listed = self
