@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::StuckRecord;
-use crate::{engine::BreakerState, idempotency::Duplicates};
+use crate::{
+    engine::BreakerState,
+    idempotency::{Duplicates, IdScope},
+};
 
 /// A consumer at one moment. See [`ConsumerHandle::status`](super::ConsumerHandle::status).
 #[derive(Debug, Clone, PartialEq)]
@@ -96,6 +99,8 @@ pub struct BreakerStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IdempotencyStatus {
+    /// Within what an id names one message.
+    pub scope: IdScope,
     /// As in [`Report::duplicates`].
     pub duplicates: Duplicates,
     /// As in [`Report::possible_repeats`].

@@ -18,10 +18,10 @@ use tokio::{
 };
 
 use super::{
-    Claim, Duplicates, Fingerprint, Id, Idempotency, Reply, StoreError, Token, Unreachable, Update,
-    options::IdFrom,
+    Claim, Duplicates, Fingerprint, Id, IdScope, Idempotency, Reply, StoreError, Token,
+    Unreachable, Update, options::IdFrom,
 };
-use crate::{kafka::Throttle, record::Record, shown::shown};
+use crate::{kafka::Throttle, origin::Origin, record::Record, shown::shown};
 
 /// Between two looks at a message that is in progress elsewhere: as long as it has been, within these.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(900));
@@ -125,8 +125,16 @@ impl Claims {
 
     /// What the store knows the record's message by.
     fn id(&self, record: &Record) -> (Id, IdFrom) {
-        let source = &self.settings.id;
-        source.of(record, |id, from| (Id::under(&self.prefix, id), from))
+        let Idempotency {
+            id: source, scope, ..
+        } = &self.settings;
+        source.of(record, |id, from| {
+            let id = match scope {
+                IdScope::Group => Id::under(&self.prefix, id),
+                IdScope::Topic => Id::under_topic(&self.prefix, Origin::of(record).topic, id),
+            };
+            (id, from)
+        })
     }
 
     /// The store's answer, if it comes in time.
@@ -170,6 +178,10 @@ impl Claims {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         duplicates.note(from);
+    }
+
+    pub(crate) fn scope(&self) -> IdScope {
+        self.settings.scope
     }
 
     pub(crate) fn duplicates(&self) -> Duplicates {

@@ -29,6 +29,28 @@ impl Id {
         Self::under(&Self::prefix(namespace, group), id.as_ref())
     }
 
+    /// The key of a message where ids are told apart by topics too, see [`IdScope::Topic`](super::IdScope::Topic):
+    /// `namespace:group#topic:id`.
+    ///
+    /// ```
+    /// use reliable_consumer::idempotency::Id;
+    ///
+    /// let id = Id::in_topic("shop", "billing", "orders", "17");
+    /// assert_eq!(id.as_bytes(), b"shop:billing#orders:17");
+    /// ```
+    pub fn in_topic(namespace: &str, group: &str, topic: &str, id: impl AsRef<[u8]>) -> Self {
+        Self::under_topic(&Self::prefix(namespace, group), topic, id.as_ref())
+    }
+
+    /// No group has a `#`, and what was hashed without a topic has no colon after it.
+    pub(super) fn under_topic(prefix: &str, topic: &str, id: &[u8]) -> Self {
+        let mut with_topic = String::with_capacity(prefix.len() + 1 + topic.len());
+        with_topic.push_str(prefix);
+        with_topic.push('#');
+        escape(&mut with_topic, topic);
+        Self::under(&with_topic, id)
+    }
+
     /// What the keys of all messages have in common.
     pub(super) fn prefix(namespace: &str, group: &str) -> String {
         let mut key = String::with_capacity(64);
@@ -46,8 +68,8 @@ impl Id {
         Self::under(&key, id)
     }
 
-    /// `prefix` holds neither `#` nor more colons than the caller always puts there: so a whole key (one colon more) and
-    /// those that were hashed (a `#`) are told apart.
+    /// `prefix` holds no more `#` and colons than the caller always puts there: so a whole key (one colon more) and those that
+    /// were hashed (one `#` more) are told apart.
     pub(super) fn under(prefix: &str, id: &[u8]) -> Self {
         let mut key = Vec::with_capacity(prefix.len() + 1 + id.len());
         key.extend_from_slice(prefix.as_bytes());
@@ -134,6 +156,24 @@ mod tests {
         }
         let whole = format!("n:g{tail}");
         assert_ne!(Id::new("", "", whole), hashed);
+    }
+
+    #[test]
+    fn a_topic_in_the_key_makes_it_another_whatever_the_group_and_the_id_are() {
+        let id = Id::in_topic("n", "g", "t", "i");
+        assert_ne!(id, Id::in_topic("n", "g", "u", "i"));
+        for (group, id_of_group) in [("g#t", "i"), ("g", "t:i"), ("g", "#t:i"), ("g%23t", "i")] {
+            assert_ne!(id, Id::new("n", group, id_of_group));
+        }
+        // Hashed ones too.
+        let long = "x".repeat(300);
+        let keys: HashSet<Id> = [
+            Id::new("n", "g", &long),
+            Id::in_topic("n", "g", "t", &long),
+            Id::in_topic("n", "g", "u", &long),
+        ]
+        .into();
+        assert_eq!(keys.len(), 3);
     }
 
     proptest! {

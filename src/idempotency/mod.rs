@@ -31,6 +31,12 @@
 //! | `SqliteStore` (`sqlite`) | processes of one machine | crashes and restarts of the machine |
 //! | your own | | implement [`Store`]; `contract` (feature `test-kit`) tests it |
 //!
+//! # Where ids are unique
+//!
+//! An id names one message of its consumer group, **across all topics of the group**: two topics that count their messages
+//! from 1 suppress each other's. [`IdScope::Topic`] tells ids apart by topic. Which one is used shows in
+//! [`IdempotencyStatus::scope`](crate::IdempotencyStatus::scope).
+//!
 //! # A store in the consumer
 //!
 //! [`Builder::idempotency`](crate::Builder::idempotency) has the consumer use a store for every record:
@@ -146,7 +152,7 @@ use std::{convert::Infallible, time::Duration};
 pub(crate) use claims::{Claims, Entry, News};
 pub use id::Id;
 pub use memory::MemoryStore;
-pub use options::{Duplicates, IdFunction, IdSource, Idempotency, Unreachable};
+pub use options::{Duplicates, IdFunction, IdScope, IdSource, Idempotency, Unreachable};
 #[cfg(feature = "redis")]
 pub use redis::{RedisConnection, RedisStore};
 #[cfg(feature = "mysql")]

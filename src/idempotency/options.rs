@@ -32,6 +32,7 @@ pub struct Idempotency {
     pub(super) store: Arc<dyn Store>,
     pub(super) namespace: String,
     pub(super) id: IdSource,
+    pub(super) scope: IdScope,
     pub(super) lease: Duration,
     pub(super) keep_for: Duration,
     pub(super) unreachable: Unreachable,
@@ -47,6 +48,7 @@ impl Idempotency {
             store: Arc::new(store),
             namespace: "reliable-consumer".into(),
             id: IdSource::default(),
+            scope: IdScope::default(),
             lease: Duration::from_secs(10),
             keep_for: Duration::from_secs(7 * 24 * 3600),
             unreachable: Unreachable::default(),
@@ -57,6 +59,12 @@ impl Idempotency {
     /// What a message is known by. [`IdSource::MessageId`] by default.
     pub fn id(mut self, source: IdSource) -> Self {
         self.id = source;
+        self
+    }
+
+    /// Within what an id names one message. [`IdScope::Group`] by default.
+    pub fn scope(mut self, scope: IdScope) -> Self {
+        self.scope = scope;
         self
     }
 
@@ -145,6 +153,7 @@ impl fmt::Debug for Idempotency {
         f.debug_struct("Idempotency")
             .field("namespace", &self.namespace)
             .field("id", &self.id)
+            .field("scope", &self.scope)
             .field("lease", &self.lease)
             .field("keep_for", &self.keep_for)
             .field("unreachable", &self.unreachable)
@@ -172,6 +181,23 @@ pub enum IdSource {
     Key,
     /// What the function makes of the record, see [`IdSource::function`].
     Function(IdFunction),
+}
+
+/// Within what an id names one message, and a second one with the same id is a repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum IdScope {
+    /// A consumer group, across all of its topics: the same id in two topics is one message, and takes effect once. Right
+    /// for ids that are unique everywhere, such as UUIDs, also where a message moves from one topic to another. The
+    /// default.
+    #[default]
+    Group,
+    /// A topic of a consumer group: the same id in two topics is two messages. Right for ids that are unique in their topic
+    /// only, such as a number of an order or of a row. What comes back from a retry or dead-letter topic belongs to the
+    /// topic where it was first.
+    ///
+    /// A group that changes its scope knows none of its messages any more.
+    Topic,
 }
 
 impl IdSource {

@@ -41,6 +41,7 @@ impl Pump {
         let claims = self.context.claims.as_ref()?;
         let down = claims.down();
         Some(IdempotencyStatus {
+            scope: claims.scope(),
             duplicates: claims.duplicates(),
             possible_repeats: claims.possible_repeats(),
             id_conflicts: claims.id_conflicts(),

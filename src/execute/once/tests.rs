@@ -18,8 +18,8 @@ use crate::{
     execute::{Context, Permits, Places, Queue, Recall, Reports},
     handler::HandlerError,
     idempotency::{
-        Claim, Fingerprint, Id, IdSource, Idempotency, MemoryStore, Reply, Store, StoreError,
-        Token, Unreachable, Update,
+        Claim, Fingerprint, Id, IdScope, IdSource, Idempotency, MemoryStore, Reply, Store,
+        StoreError, Token, Unreachable, Update,
     },
 };
 
@@ -662,6 +662,27 @@ async fn groups_and_namespaces_do_not_suppress_each_others_messages() {
         other.handle(&record("1", "")).await,
         Attempted::Handled
     ));
+}
+
+#[tokio::test]
+async fn the_same_id_in_two_topics_is_one_message_of_the_group_or_two_as_chosen() {
+    for (scope, both) in [(IdScope::Group, false), (IdScope::Topic, true)] {
+        let process = Process::new(|it| it.scope(scope));
+        assert_eq!(process.claims().scope(), scope);
+        let of = |topic: &str| Message::builder().topic(topic).header("messageId", "1");
+        process.handle(&of("orders").record()).await;
+        let other = process.handle(&of("invoices").record()).await;
+        assert_eq!(matches!(other, Attempted::Handled), both);
+        assert_eq!(matches!(other, Attempted::Duplicate), !both);
+        // From the dead letters it belongs where it was first.
+        let back = of("orders.dlq")
+            .header("originalTopic", "orders")
+            .header("originalPartition", "0")
+            .header("originalOffset", "0")
+            .header("originalTimestamp", "0");
+        let again = process.handle(&back.record()).await;
+        assert!(matches!(again, Attempted::Duplicate));
+    }
 }
 
 #[tokio::test]
