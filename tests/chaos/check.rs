@@ -17,6 +17,9 @@ const SLACK: u64 = 2_000;
 /// How long a partition may stand still with work to do, or without a commit, the full outage aside: a dead member's session, a coordinator
 /// that died with it, the sessions that its successor grants anew, and 12 s for reconnecting on a slow machine.
 const LONGEST_STALL: u64 = 30_000;
+/// The same where faults overlap: what the dead member had may have gone to the one that is frozen then, and waits for that
+/// one's session too, which a new coordinator grants anew.
+const LONGEST_STALL_OVERLAPPING: u64 = 42_000;
 /// The drain of a rebalance, its commit included.
 const DRAIN: u64 = 10_000;
 
@@ -44,6 +47,10 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
     let dlq = chaos.cluster.read_all(&chaos.dlq);
     let name = &ledgers.name;
     let outages = trouble.outages();
+    let longest_allowed = match chaos.overlap {
+        true => LONGEST_STALL_OVERLAPPING,
+        false => LONGEST_STALL,
+    };
     let mut handled = HashMap::<_, Vec<Finish>>::new();
     for (number, life) in ledgers.lives.iter().enumerate() {
         for (place, at) in lines(life) {
@@ -112,7 +119,7 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
             if earlier.by.is_some() {
                 oldest = max(oldest, until - from);
                 assert!(
-                    without_outages(from, until, &outages) < LONGEST_STALL,
+                    without_outages(from, until, &outages) < longest_allowed,
                     "{name}: {partition}@{offset} was not committed from {from} to {until}"
                 );
             }
@@ -128,7 +135,7 @@ pub(crate) fn check(chaos: &Chaos<'_>, ledgers: &Ledgers, commits: &Commits, tro
     if chaos.ordering == "key" {
         check_order(name, &firsts);
     }
-    let stall = longest_stall(name, &firsts, &outages);
+    let stall = longest_stall(name, &firsts, &outages, longest_allowed);
 
     let lives = &ledgers.lives;
     let kills = lives.iter().filter(|life| life.killed.is_some()).count();
@@ -162,7 +169,12 @@ fn check_order(name: &str, firsts: &[(u64, &StoredRecord, bool)]) {
 }
 
 /// The longest time in which a partition had work and finished nothing.
-fn longest_stall(name: &str, firsts: &[(u64, &StoredRecord, bool)], outages: &[Outage]) -> u64 {
+fn longest_stall(
+    name: &str,
+    firsts: &[(u64, &StoredRecord, bool)],
+    outages: &[Outage],
+    allowed: u64,
+) -> u64 {
     let mut partitions = HashMap::<_, Vec<(u64, u64)>>::new();
     for (at, record, _) in firsts {
         let there = record.timestamp.expect("topics are stamped") as u64;
@@ -179,7 +191,7 @@ fn longest_stall(name: &str, firsts: &[(u64, &StoredRecord, bool)], outages: &[O
             let from = max(before, there);
             let stall = without_outages(from, until, outages);
             assert!(
-                stall < LONGEST_STALL,
+                stall < allowed,
                 "{name}: partition {partition} stood still from {from} to {until}"
             );
             longest = longest.max(stall);

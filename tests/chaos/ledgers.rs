@@ -4,6 +4,7 @@ use std::{
     env, fs,
     path::PathBuf,
     process::{Child, Command},
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -94,6 +95,10 @@ impl Ledgers {
         while Instant::now() < end {
             random.pause(200..1_700);
             self.assert_alive();
+            if trouble.faults_due.swap(false, Ordering::Relaxed) {
+                self.suffer_all_at_once(&mut random, trouble);
+                continue;
+            }
             let victim = random.below(self.alive.len() as u64) as usize;
             // An orderly end needs somebody to commit to.
             let may_end = !trouble.is_full_now();
@@ -120,6 +125,22 @@ impl Ledgers {
                 _ => {}
             }
         }
+    }
+
+    /// Within ten seconds of a broker's death: a member dies, another joins, and one is frozen until it is taken for dead.
+    fn suffer_all_at_once(&mut self, random: &mut Random, trouble: &Trouble) {
+        if self.alive.len() < 3 {
+            self.join();
+        }
+        let victim = random.below(self.alive.len() as u64) as usize;
+        self.kill(victim);
+        random.pause(200..2_000);
+        self.join();
+        random.pause(200..2_000);
+        let victim = random.below(self.alive.len() as u64) as usize;
+        let longer = Duration::from_millis(1_000 + random.below(2_000));
+        self.freeze(victim, SESSION + longer);
+        trouble.death();
     }
 
     pub(crate) fn count(&self) -> usize {

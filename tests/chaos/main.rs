@@ -58,9 +58,11 @@ fn with_brokers_that_die_as_well() {
     let protocol = variable("CHAOS_PROTOCOL").unwrap_or_else(|| "classic".to_owned());
     let ordering = variable("CHAOS_ORDERING").unwrap_or_else(|| "key".to_owned());
     let minutes: f64 = variable("CHAOS_MINUTES").unwrap_or(2.0);
+    let overlap = variable::<String>("CHAOS_FAULTS").is_some_and(|faults| faults == "overlapping");
     let cluster = Cluster::start(3);
-    Chaos::new(&cluster, &protocol, &ordering)
-        .survive(Duration::from_secs_f64(minutes * 60.0), true);
+    let mut chaos = Chaos::new(&cluster, &protocol, &ordering);
+    chaos.overlap = overlap;
+    chaos.survive(Duration::from_secs_f64(minutes * 60.0), true);
 }
 
 struct Chaos<'a> {
@@ -69,6 +71,8 @@ struct Chaos<'a> {
     ordering: &'a str,
     topic: String,
     dlq: String,
+    /// Faults come together: while a broker is away a member is killed, another frozen, and a third joins.
+    overlap: bool,
 }
 
 impl<'a> Chaos<'a> {
@@ -81,6 +85,7 @@ impl<'a> Chaos<'a> {
             ordering,
             topic: cluster.create_topic("chaos", PARTITIONS, &stamped),
             dlq: cluster.create_topic("chaos.dlq", 3, &stamped),
+            overlap: false,
         }
     }
 
@@ -181,6 +186,9 @@ impl<'a> Chaos<'a> {
                 let broker = 1 + random.below(3) as usize;
                 let outage = trouble.begins(false);
                 self.cluster.kill([broker]);
+                if self.overlap {
+                    trouble.faults_due.store(true, Ordering::Relaxed);
+                }
                 random.pause(2_000..9_000);
                 self.cluster.restart([broker]);
                 trouble.ends(outage);
@@ -201,6 +209,8 @@ const BETWEEN_DEATHS: Duration = Duration::from_secs(15);
 /// When brokers were down, and when somebody died last.
 struct Trouble {
     outages: Mutex<Vec<Outage>>,
+    /// A broker has just died, and members are to suffer as well.
+    faults_due: AtomicBool,
     last_death: Mutex<Instant>,
 }
 
@@ -216,6 +226,7 @@ impl Trouble {
     fn new() -> Self {
         Self {
             outages: Mutex::default(),
+            faults_due: AtomicBool::new(false),
             last_death: Mutex::new(Instant::now()),
         }
     }
