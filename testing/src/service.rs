@@ -170,8 +170,8 @@ impl Service {
         end(guard.expect("the server runs"), b"keep\n");
     }
 
-    /// Stops the server's process as it is, connections and all: it is there and does not answer. Of Redis, which is one
-    /// process.
+    /// Stops the server's process as it is, connections and all: it is there and does not answer. Returns when it has come
+    /// to a stop. Of Redis, which is one process.
     pub fn freeze(&mut self) {
         self.tell(b"freeze\n");
     }
@@ -195,9 +195,13 @@ impl Service {
 
     fn tell(&mut self, word: &[u8]) {
         let guard = self.own_mut().guard.as_mut();
-        let input = guard.and_then(|guard| guard.stdin.as_mut());
-        let told = input.expect("the server runs").write_all(word);
+        let guard = guard.expect("the server runs");
+        let (input, output) = (guard.stdin.as_mut(), guard.stdout.as_mut());
+        let told = input.expect("it is a pipe").write_all(word);
         told.expect("its guard reads what it is told");
+        // Until then it has been written to a pipe, and no more.
+        let done = output.expect("it is a pipe").read_exact(&mut [0]);
+        done.expect("its guard says when it is done");
     }
 
     /// Starts it on its port again, and waits until it answers.
@@ -206,11 +210,20 @@ impl Service {
         let own = self.own_mut();
         assert!(own.guard.is_none(), "the server runs already");
         let log = fs::File::create(own.directory.join("log")).expect("the directory is ours");
-        // The shell does what it is told, until the end of its input, whichever way this process ends.
+        // The shell does what it is told and says when it is done, until the end of its input, whichever way this process
+        // ends. A process has stopped some time after the signal was sent.
         let script = r#"signal=$1 directory=$2; shift 2
-            "$@" </dev/null & server=$!
+            "$@" </dev/null >&2 & server=$!
             while read -r word; do
-                case $word in freeze) kill -STOP "$server" ;; thaw) kill -CONT "$server" ;; *) break ;; esac
+                case $word in
+                    freeze)
+                        kill -STOP "$server"
+                        status=/proc/$server/status
+                        while [ -r "$status" ] && ! grep -q '^State:[[:space:]]*T' "$status"; do :; done ;;
+                    thaw) kill -CONT "$server" ;;
+                    *) break ;;
+                esac
+                echo
             done
             kill -"$signal" "$server"; kill -CONT "$server"; wait "$server"
             [ "$word" = keep ] || rm -rf "$directory""#;
@@ -219,7 +232,7 @@ impl Service {
             .arg(&own.directory)
             .args(kind.command(&own.directory, own.port))
             .stdin(Stdio::piped())
-            .stdout(log.try_clone().expect("a file can be shared"))
+            .stdout(Stdio::piped())
             .stderr(log)
             // Not in the terminal's group: an interrupt would end the shell before it has cleaned up.
             .process_group(0)
