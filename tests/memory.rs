@@ -275,3 +275,42 @@ async fn a_partition_that_was_paused_in_the_client_goes_on_after_it_was_away() {
     places.dedup();
     assert_eq!((seen.len(), places.len()), (300, 300));
 }
+
+/// Far more of them fit into the budget than there are handlers.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_records_run_side_by_side_as_smaller_ones_do() {
+    const COUNT: usize = 240;
+    let Some(cluster) = cluster() else { return };
+    let _alone = ALONE.lock().await;
+    let mut took = Vec::new();
+    for size in [450_000, 700_000] {
+        let topic = cluster.create_topic("sized", 4, &[]);
+        for partition in 0..4 {
+            let record = |_| Record::value(vec![0; size]).partition(partition);
+            cluster.produce(&topic, (0..COUNT / 4).map(record));
+        }
+        let seen = Seen::<Instant>::default();
+        let noted = seen.clone();
+        let handler = async move |_: &Message<Raw>| -> HandlerResult {
+            noted.note(Instant::now());
+            tokio::time::sleep(millis(200)).await;
+            Ok(())
+        };
+        let group = unique("group");
+        let builder = consumer(&cluster, &group)
+            .topic(&topic)
+            .ordering(Ordering::Unordered)
+            .concurrency(64);
+        let run = Running::start(builder, handler);
+        until("all records", || seen.len() == COUNT).await;
+        run.stop().await;
+        let starts = seen.all();
+        took.push(*starts.last().unwrap() - starts[0]);
+    }
+    assert!(
+        took[1] <= 2 * took[0] + millis(200),
+        "of 450 kB each {:?}, of 700 kB {:?}",
+        took[0],
+        took[1]
+    );
+}

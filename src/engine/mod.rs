@@ -72,7 +72,14 @@ const SPENT: usize = 8;
 const READ: usize = 1024;
 /// Bytes that one read may always bring.
 const LEAST_READ: usize = 64 << 10;
+/// Records of a first read, each of which is looked at, and to probe with while a dependency is down.
 const FIRST_READ: usize = 16;
+/// Records that are taken before anybody looks at how large they are, and what each of them is reckoned to be then.
+const STRIDE: usize = 32;
+const UNSEEN: usize = 512 << 10;
+/// So many partitions may each have one record whatever else is in the process: a few that are stuck with more than the
+/// whole budget keep nobody out.
+const ALWAYS: usize = 4;
 
 /// One holding of a partition, from assign to revoke. Whatever carries the id of an earlier one changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -216,6 +223,35 @@ pub(crate) enum Received {
     },
     /// The ownership has ended.
     Stale,
+}
+
+/// What one read of a partition may bring. What records weigh is known once they are there, so that they are taken few at
+/// a time for as long as not much is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Reading {
+    records: usize,
+    bytes: usize,
+    stride: usize,
+}
+
+impl Reading {
+    /// How many records to take now. 0: this read is over.
+    pub(crate) fn next(&self) -> usize {
+        self.records.min(self.stride)
+    }
+
+    /// So many have come, with so many bytes.
+    pub(crate) fn took(&mut self, records: usize, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.records = match self.bytes {
+            0 => 0,
+            _ => self.records.saturating_sub(records),
+        };
+    }
+
+    pub(crate) fn records(&self) -> usize {
+        self.records
+    }
 }
 
 /// What all partitions together take from the pools of the budgets, and after which events that was found.
@@ -444,35 +480,47 @@ impl<R, C> Engine<R, C> {
 
     // ---- intake ----
 
-    /// How many records may be read from the partition now.
+    /// How many records may be read from the partition now, if they are as large as those before them.
     pub(crate) fn room(&self, owner: Ownership) -> usize {
+        self.reading(owner).records
+    }
+
+    /// What may be read from the partition now.
+    pub(crate) fn reading(&self, owner: Ownership) -> Reading {
+        const NOTHING: Reading = Reading {
+            records: 0,
+            bytes: 0,
+            stride: 0,
+        };
         let Some(partition) = self.partition(owner) else {
-            return 0;
+            return NOTHING;
         };
         if partition.state != State::Running || partition.paused || partition.delayed.len() >= STOCK
         {
-            return 0;
+            return NOTHING;
         }
         let holds = self.breaker.holds();
         // While a dependency is down there is something to probe with, and no more.
         if holds && (partition.lanes.is_ready() || partition.lanes.len() >= FIRST_READ) {
-            return 0;
+            return NOTHING;
         }
         // Executors have plenty: what is read now would only be cold in the cache when its turn comes. More lanes would
         // not help either, with more turns out than there are permits, or one lane only.
         let enough = self.config.ordering == Ordering::ByPartition
             || self.turns_out >= self.config.concurrency + self.ahead() / 2;
         if enough && partition.lanes.len() >= STOCK {
-            return 0;
+            return NOTHING;
         }
         // One handler that takes its time keeps the whole read of its record in memory: with all handlers slow, at most
-        // half of the budget is kept so.
+        // half of the budget is kept so. That bounds a read. What is admitted follows what is left of the budget.
         let max_read = (self.config.max_bytes / self.config.concurrency / 2).max(LEAST_READ);
-        let (bytes, records) = self.left(partition, max_read);
-        let left = (bytes.min(max_read) / partition.typical_size()).min(records);
-        // One record always passes, be it larger than the whole budget: a partition's backlog, which takes whatever is
-        // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts.
-        let least = usize::from(partition.bytes == 0);
+        let expected = partition.typical_size();
+        let (bytes, records) = self.left(partition, max_read.max(expected));
+        let is_known = partition.counts.received > 0;
+        if !self.takes_one(partition, is_known && bytes >= expected, records) {
+            return NOTHING;
+        }
+        let left = (bytes.min(max_read) / expected).min(records).max(1);
         // What a partition's records weigh is learned from the first ones: few of them, then more.
         let read = if holds {
             1
@@ -480,16 +528,37 @@ impl<R, C> Engine<R, C> {
             READ.min(FIRST_READ + partition.counts.received as usize)
         };
         let careful = partition.suspects.room(&partition.window);
-        let room = partition
-            .window
-            .room()
-            .min(read)
-            .min(left.max(least))
-            .min(careful);
+        let mut room = partition.window.room().min(read).min(left).min(careful);
         if partition.commits_first() {
-            return room.min(self.room_ahead(partition, holds));
+            room = room.min(self.room_ahead(partition, holds));
         }
-        room
+        let budget = Budget::new(self.config.max_bytes, self.owned);
+        let stride = match budget.is_plenty(self.bytes, STRIDE * UNSEEN) {
+            _ if !is_known => 1,
+            true => STRIDE,
+            false => (bytes / UNSEEN).clamp(1, STRIDE),
+        };
+        Reading {
+            records: room,
+            bytes: bytes.min(max_read).max(1),
+            stride,
+        }
+    }
+
+    /// Whether one more record of the partition is admitted, which may turn out to be larger than what is left.
+    fn takes_one(&self, partition: &Partition<R>, fits: bool, records: usize) -> bool {
+        if records > 0 && (fits || self.bytes < self.config.max_bytes / 2) {
+            return true;
+        }
+        // Whoever has nothing has one, be it larger than the whole budget: a partition's backlog, which takes whatever is
+        // given back, would otherwise keep a quiet one, or one with larger records, out for as long as it lasts. Of a
+        // thousand partitions those wait that would bring it all to more than twice of what is allowed.
+        let crowded = || {
+            let partitions = self.partitions.iter().flatten();
+            let holding = partitions.filter(|partition| partition.unfinished() > 0);
+            self.bytes >= self.config.max_bytes.saturating_mul(2) && holding.count() >= ALWAYS
+        };
+        partition.unfinished() == 0 && !crowded()
     }
 
     /// At most once: how many more records may be read, and so committed before they are handled, by all partitions
@@ -1372,7 +1441,7 @@ impl<R, C> Engine<R, C> {
             .is_some_and(|partition| partition.unfinished() > 0)
     }
 
-    /// What a record of the partition takes, on the safe side.
+    /// What a record of the partition takes on average.
     pub(crate) fn typical_size(&self, owner: Ownership) -> usize {
         self.partition(owner).map_or(0, Partition::typical_size)
     }

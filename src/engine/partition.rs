@@ -21,6 +21,8 @@ use super::{
 
 /// Assumed before the first record was seen.
 const FIRST_SIZE: usize = 1024;
+/// How many records the average size is of, roughly.
+const SIZES_SEEN: u64 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -266,7 +268,7 @@ pub(crate) struct Partition<R> {
     slots: Vec<Slot>,
     failing: HashMap<u64, Failing>,
     pub(super) suspects: Suspects,
-    /// Moving average of record sizes.
+    /// Moving average of record sizes: of all of them at first.
     size: usize,
     /// Moves with every finished record: what the broker has not seen yet is a commit to send.
     version: u64,
@@ -323,7 +325,7 @@ impl<R> Partition<R> {
         }
     }
 
-    /// What one more record is expected to take, on the safe side.
+    /// What one more record is expected to take.
     pub(crate) fn typical_size(&self) -> usize {
         self.size.max(1)
     }
@@ -344,6 +346,7 @@ impl<R> Partition<R> {
             self.grow_slots();
         }
         self.counts.received += 1;
+        self.learn_size(bytes);
         if self.inherited.contains(offset) {
             self.counts.already_finished += 1;
             if self.window.finish(seq) == Finish::Advanced {
@@ -358,12 +361,6 @@ impl<R> Partition<R> {
             since: clock,
         };
         self.bytes += bytes;
-        // Follows larger sizes at once and smaller ones slowly.
-        self.size = if bytes > self.size {
-            bytes
-        } else {
-            self.size - (self.size - bytes) / 16
-        };
         let queued = Queued {
             record,
             seq,
@@ -375,6 +372,17 @@ impl<R> Partition<R> {
             (Some(staged), _) => staged.push(offset, key, queued),
         }
         true
+    }
+
+    /// One large record among small ones is not what the next ones are taken for.
+    #[inline]
+    fn learn_size(&mut self, bytes: usize) {
+        let more = bytes as isize - self.size as isize;
+        let moved = match self.counts.received {
+            SIZES_SEEN.. => more / SIZES_SEEN as isize,
+            count => more / count as isize,
+        };
+        self.size = self.size.wrapping_add_signed(moved);
     }
 
     #[inline]

@@ -23,6 +23,9 @@ use crate::{
 /// Room made for a batch before its size is known: more would be a lot to ask for if its first record is a large one.
 const MOST_RESERVED: usize = 256 << 10;
 
+/// Room made for the headers of a large record.
+const HEADERS: usize = 1 << 10;
+
 /// How the memory that chunks really hold is used while it is short.
 struct Crowd {
     budget: Budget,
@@ -74,7 +77,8 @@ impl Pump {
         if !look && !held.filled.load(Ordering::Acquire) || !matches!(held.log, Log::Sound) {
             return false;
         }
-        let room = self.engine.room(held.owner);
+        let mut reading = self.engine.reading(held.owner);
+        let room = reading.records();
         if room == 0 || self.is_crowded(held, crowd) {
             return false;
         }
@@ -90,29 +94,47 @@ impl Pump {
         let mut builder = begin();
         let mut chunks = Vec::new();
         let mut unreadable = None;
-        let count = held.queue.read(room, |message| {
-            if let Some(code) = message.error() {
-                errors.push((code, message.offset(), message.error_text()));
-                return;
+        let mut count = 0;
+        loop {
+            let wanted = reading.next();
+            if wanted == 0 {
+                // There may be more.
+                held.filled.store(true, Ordering::Release);
+                break;
             }
-            if builder.is_full() {
-                chunks.push(mem::replace(&mut builder, begin()).finish());
+            let mut bytes = 0;
+            let came = held.queue.read(wanted, |message| {
+                if let Some(code) = message.error() {
+                    errors.push((code, message.offset(), message.error_text()));
+                    return;
+                }
+                let size = message.value().map_or(0, <[u8]>::len);
+                let size = size + message.key().map_or(0, <[u8]>::len);
+                bytes += size;
+                if builder.is_full(size) {
+                    chunks.push(mem::replace(&mut builder, begin()).finish());
+                }
+                if builder.len() == 0 {
+                    // Nothing follows a large one in its chunk.
+                    match size > MOST_RESERVED / 2 {
+                        true => builder.reserve(1, size + HEADERS),
+                        false => builder.reserve(room, (room * size).min(MOST_RESERVED)),
+                    }
+                }
+                if let Err(code) = copy_into(&mut builder, &message) {
+                    unreadable = Some((message.offset(), code));
+                }
+            });
+            count += came;
+            reading.took(came, bytes);
+            if came < wanted {
+                break;
             }
-            if builder.len() == 0 {
-                let bytes = room * message.value().map_or(0, <[u8]>::len);
-                builder.reserve(room, bytes.min(MOST_RESERVED));
-            }
-            if let Err(code) = copy_into(&mut builder, &message) {
-                unreadable = Some((message.offset(), code));
-            }
-        });
+        }
         if count == 0 {
             return false;
         }
         held.prefetch.read = true;
-        if count == room {
-            held.filled.store(true, Ordering::Release);
-        }
         if let Some((offset, error)) = unreadable {
             tracing::error!(
                 topic = %held.source.topic,

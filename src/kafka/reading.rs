@@ -287,7 +287,7 @@ impl Open {
             // Below its start: there is no such record any more, and the client began anew.
             None if message.offset() >= end || message.offset() < start => *done = true,
             None => {
-                if builder.is_full() {
+                if builder.is_full(message.value().map_or(0, <[u8]>::len)) {
                     chunks.push(mem::replace(&mut builder, begin()).finish());
                 }
                 // Headers that cannot be parsed are none, as they are for a consumer.

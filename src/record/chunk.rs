@@ -16,6 +16,9 @@ use super::{Headers, Record, Timestamp, headers};
 /// From here on a builder is full: whatever record comes next still ends below 4 GiB, as Kafka's record lengths are
 /// signed 32-bit numbers.
 const FULL: usize = i32::MAX as usize;
+/// From this size on a record has a chunk to itself: otherwise one that takes its time would keep its neighbours in memory
+/// for as long, or they it.
+const LARGE: usize = 64 << 10;
 /// Bytes of spare buffers that are kept: what is in use at a time when handlers are quick.
 const MOST_SPARED: usize = 4 << 20;
 /// Smaller buffers are no trouble to the allocator.
@@ -284,9 +287,11 @@ impl ChunkBuilder {
         self.buffers.entries.len()
     }
 
-    /// Whether the next record has to go to another chunk.
-    pub(crate) fn is_full(&self) -> bool {
-        self.buffers.bytes.len() >= FULL
+    /// Whether the next record, whose key and value have so many bytes, has to go to another chunk.
+    pub(crate) fn is_full(&self, next: usize) -> bool {
+        let used = self.buffers.bytes.len();
+        let a_large_one = next >= LARGE || self.len() == 1 && used >= LARGE;
+        self.len() > 0 && a_large_one || used >= FULL
     }
 
     pub(crate) fn finish(mut self) -> Arc<Chunk> {
@@ -328,6 +333,21 @@ mod tests {
         assert!(gauge.bytes() < 100 * 300, "{}", gauge.bytes());
         assert_eq!(chunks[40].record(0).offset(), 40);
         assert_eq!(chunks[40].record(0).value(), Some(&[1; 100][..]));
+    }
+
+    #[test]
+    fn a_large_record_shares_its_chunk_with_no_other() {
+        let mut builder = ChunkBuilder::new(Arc::new(Source::new("t", 0)), None);
+        for (size, full) in [(LARGE, false), (10, true)] {
+            assert_eq!(builder.is_full(size), full);
+            builder.push(0, None, None, Some(b"key"), Some(&vec![0; size]));
+        }
+        let mut builder = ChunkBuilder::new(Arc::new(Source::new("t", 0)), None);
+        for offset in 0..1_000 {
+            assert!(!builder.is_full(1_000));
+            builder.push(offset, None, None, None, Some(&[0; 1_000]));
+        }
+        assert!(builder.is_full(LARGE));
     }
 
     #[test]

@@ -118,7 +118,7 @@ mod tests {
         builder.push(12, None, Some(-1), None, None);
         builder.header(b"last", Some(b""));
         assert_eq!(builder.len(), 3);
-        assert!(!builder.is_full());
+        assert!(!builder.is_full(10));
         let chunk = builder.finish();
 
         let first = chunk.record(0);

@@ -382,3 +382,164 @@ fn partitions_that_come_while_a_stuck_one_has_used_up_everything_get_their_share
     world.finish_all();
     assert_eq!((world.engine.bytes(), world.engine.records()), (0, 0));
 }
+
+const MIB: usize = 1 << 20;
+
+fn defaults(config: &mut Config) {
+    (config.max_bytes, config.max_records) = (64 * MIB, 250_000);
+}
+
+/// Reads as the pump does, records of these sizes by offset, and returns how many.
+fn read_sizes(world: &mut World, owner: Ownership, size: impl Fn(i64) -> usize) -> usize {
+    let mut count = 0;
+    loop {
+        let mut reading = world.engine.reading(owner);
+        let before = count;
+        while reading.next() > 0 {
+            let (records, mut bytes) = (reading.next(), 0);
+            for _ in 0..records {
+                let offset = world.status(owner).position.unwrap();
+                let size = size(offset);
+                world.engine.receive(owner, offset, None, size, offset);
+                bytes += size;
+            }
+            reading.took(records, bytes);
+            count += records;
+        }
+        if count == before {
+            return count;
+        }
+    }
+}
+
+#[test]
+fn as_many_large_records_are_with_handlers_as_the_budget_has_room_for() {
+    for (concurrency, size) in [
+        (64, 450 << 10),
+        (64, 700 << 10),
+        (64, MIB),
+        (512, 100 << 10),
+        (8, 5 * MIB),
+        (64, 20 * MIB),
+    ] {
+        let mut world = World::with(Ordering::Unordered, |config| {
+            defaults(config);
+            config.concurrency = concurrency;
+        });
+        let owner = world.assign(0);
+        for round in 0..3 {
+            read_sizes(&mut world, owner, |_| size);
+            let running = world.hand_over().len();
+            let room_for = 64 * MIB / size;
+            assert!(
+                running >= concurrency.min(room_for),
+                "round {round}: {running} of {size} bytes, {concurrency} handlers"
+            );
+            assert!(world.engine.bytes() <= 64 * MIB);
+            world.finish_all();
+        }
+    }
+}
+
+#[test]
+fn small_records_go_on_past_a_large_one_that_takes_its_time_for_the_whole_window() {
+    let mut world = World::with(Ordering::Unordered, defaults);
+    let owner = world.assign(0);
+    let size = |offset| if offset == 5_000 { 600 << 10 } else { 1_000 };
+    let mut rounds = 0;
+    while world.status(owner).position.unwrap() < 5_000 + 16_384 {
+        rounds += 1;
+        assert!(rounds < 2_000, "{:?}", world.status(owner));
+        read_sizes(&mut world, owner, size);
+        for offset in world.hand_over() {
+            if offset != 5_000 {
+                world.finish(owner, offset);
+            }
+        }
+    }
+    assert_eq!(world.committable(owner), 5_000);
+}
+
+#[test]
+fn a_large_record_among_small_ones_does_not_have_the_next_ones_read_one_by_one() {
+    let mut world = World::with(Ordering::Unordered, defaults);
+    let owner = world.assign(0);
+    while world.status(owner).position.unwrap() < 3_000 {
+        read_sizes(&mut world, owner, |_| 1_000);
+        world.finish_all();
+    }
+    let offset = world.status(owner).position.unwrap();
+    world.engine.receive(owner, offset, None, 600 << 10, offset);
+    assert!(
+        world.engine.room(owner) > 30,
+        "{}",
+        world.engine.room(owner)
+    );
+}
+
+#[test]
+fn a_read_ends_once_records_are_larger_than_those_before_them() {
+    let mut world = World::with(Ordering::Unordered, defaults);
+    let owner = world.assign(0);
+    while world.status(owner).position.unwrap() < 3_000 {
+        read_sizes(&mut world, owner, |_| 100);
+        world.finish_all();
+    }
+    let mut reading = world.engine.reading(owner);
+    assert_eq!(reading.records(), 1024);
+    reading.took(reading.next(), 32 * MIB);
+    assert_eq!(reading.next(), 0);
+    // The less is left, the fewer are taken unseen.
+    read_sizes(&mut world, owner, |_| MIB);
+    let bytes = world.engine.bytes();
+    assert!(bytes <= 66 * MIB, "{bytes}");
+}
+
+#[test]
+fn a_thousand_fresh_partitions_with_large_records_stay_near_the_budget() {
+    for partitions in [10, 100, 1_000] {
+        let mut world = World::with(Ordering::Unordered, defaults);
+        let owners: Vec<_> = (0..partitions).map(|_| world.assign(0)).collect();
+        for _ in 0..3 {
+            for owner in &owners {
+                read_sizes(&mut world, *owner, |_| MIB);
+            }
+            let taken = world.engine.bytes();
+            assert!(
+                taken <= (2 * 64 + 1) * MIB,
+                "{partitions} partitions: {taken}"
+            );
+            assert!(
+                taken >= (60 * MIB).min(partitions * MIB),
+                "{partitions} partitions: {taken}"
+            );
+            world.finish_all();
+        }
+        // Those that had to wait come as well.
+        for _ in 0..20 {
+            for owner in owners.iter().rev() {
+                if world.status(*owner).counts.received == 0 {
+                    read_sizes(&mut world, *owner, |_| MIB);
+                }
+            }
+            world.finish_all();
+        }
+        for owner in &owners {
+            assert!(world.status(*owner).counts.handled > 0);
+        }
+    }
+}
+
+#[test]
+fn a_few_partitions_stuck_on_records_larger_than_all_that_is_allowed_keep_no_other_out() {
+    let mut world = World::with(Ordering::Unordered, |config| config.max_bytes = 10_000);
+    for _ in 0..3 {
+        let stuck = world.assign(0);
+        assert!(world.engine.room(stuck) > 0);
+        world.engine.receive(stuck, 0, None, 100_000, 0);
+    }
+    let other = world.assign(0);
+    assert!(world.engine.room(other) > 0, "whatever its records may be");
+    world.engine.receive(other, 0, None, 500, 0);
+    assert_eq!(world.engine.room(other), 1, "its share is its own");
+}

@@ -256,12 +256,17 @@ impl Life {
     fn receive(&mut self, at: Index, count: usize) {
         let owned = self.logs.len();
         let (owner, log) = &mut self.logs[at.index(owned)];
-        for _ in 0..count.min(self.world.engine.room(*owner)) {
+        let mut reading = self.world.engine.reading(*owner);
+        for _ in 0..count {
+            if reading.next() == 0 {
+                break;
+            }
             // Now and then there is a gap in the log.
             let offset = log.position + i64::from(log.position % 7 == 0);
             self.world.receive(*owner, offset, key(offset));
             log.records.insert(offset, false);
             log.position = offset + 1;
+            reading.took(1, size(offset));
         }
     }
 

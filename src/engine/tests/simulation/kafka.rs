@@ -481,12 +481,13 @@ impl Kafka {
         });
         let keyless = random.chance(setup.keyless);
         let key = random.within(0..setup.keys);
+        let bytes = random.within(600..super::LARGEST as u64) as usize;
         log.entries.push(Entry {
             offset: log.end,
             cuts: log.cuts.len(),
             leader: log.leader,
             key: (!keyless).then_some(key),
-            bytes: random.within(600..super::LARGEST as u64) as usize,
+            bytes: setup.size(log.end).unwrap_or(bytes),
             fate,
             due,
             failing: Vec::new(),

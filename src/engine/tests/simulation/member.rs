@@ -681,7 +681,7 @@ impl Member {
             self.pass_offsets_without_records(kafka);
         }
         if now >= self.cut_off_until && now >= kafka.down_until && !self.failed {
-            self.read(kafka, random);
+            self.read(kafka, setup, random);
         }
         let state = self.engine.breaker().state();
         while let Some(batch) = self.engine.next_batch() {
@@ -925,17 +925,22 @@ impl Member {
         }
     }
 
-    fn read(&mut self, kafka: &mut Kafka, random: &mut Random) {
+    fn read(&mut self, kafka: &mut Kafka, setup: &Setup, random: &mut Random) {
         let count = self.held.len();
         if count == 0 {
             return;
         }
         let first = random.below(count);
         for slot in (0..count).map(|step| (first + step) % count) {
+            let Some(owner) = self.held[slot].as_ref().map(|held| held.owner) else {
+                continue;
+            };
+            self.assert_admits(owner, setup);
             let Some(held) = &mut self.held[slot] else {
                 continue;
             };
-            let room = self.engine.room(held.owner);
+            let mut reading = self.engine.reading(held.owner);
+            let room = reading.records();
             assert!(
                 room <= 1 || !self.engine.breaker().holds(),
                 "{room} records may be read while a dependency is down"
@@ -949,8 +954,15 @@ impl Member {
             if room > 0 && kafka.tenures[held.tenure].cuts != log.cuts.len() {
                 self.notice_cut(slot, kafka);
             }
-            for _ in 0..room.min(fetched) {
-                self.receive_next(slot, kafka);
+            let mut fetched = room.min(fetched);
+            while fetched > 0 && reading.next() > 0 {
+                let taken = reading.next().min(fetched);
+                let before = self.engine.bytes();
+                for _ in 0..taken {
+                    self.receive_next(slot, kafka);
+                }
+                reading.took(taken, self.engine.bytes().saturating_sub(before));
+                fetched -= taken;
             }
         }
     }
@@ -1360,8 +1372,14 @@ impl Member {
                 config.window
             );
         }
-        // What a read brings is judged by the records before it, and these may be smaller.
-        let most = config.max_bytes.saturating_mul(5) / 3 + setup.partitions * super::LARGEST;
+        // A record for each partition may pass the budget, and a few may come before anybody knows how large they are.
+        let unseen = if config.max_bytes < super::LARGEST << 10 {
+            1
+        } else {
+            32
+        };
+        let most =
+            config.max_bytes.saturating_mul(5) / 3 + setup.partitions * setup.largest() * unseen;
         assert!(
             self.engine.bytes() <= most,
             "{} bytes, where {most} are too many",
@@ -1372,6 +1390,26 @@ impl Member {
             self.engine.turns_out() <= most,
             "{} turns out",
             self.engine.turns_out()
+        );
+    }
+
+    /// As long as there is budget, a partition that goes on may be read.
+    fn assert_admits(&self, owner: Ownership, setup: &Setup) {
+        let partition = self.engine.partition(owner).expect("what is held is known");
+        if setup.at_most_once()
+            || !self.engine.is_going(owner)
+            || self.engine.breaker().holds()
+            || partition.suspects.is_any()
+            || partition.window.room() == 0
+            || partition.lanes.len() + partition.delayed.len() >= 2_000
+        {
+            return;
+        }
+        let (bytes, limit) = (self.engine.bytes(), setup.engine.max_bytes);
+        let has_nothing = partition.unfinished() == 0 && bytes < 2 * limit;
+        assert!(
+            self.engine.room(owner) > 0 || bytes >= limit / 2 && !has_nothing,
+            "with {bytes} of {limit} bytes in use, a partition is not read"
         );
     }
 

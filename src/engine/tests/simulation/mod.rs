@@ -36,7 +36,7 @@ use crate::{
     engine::{Config, Guarantee, Ordering},
 };
 
-/// Bytes of no record reach this.
+/// Bytes of no record reach this, but for those of [`Setup::large`].
 const LARGEST: usize = 1000;
 
 /// A record as the engine carries it.
@@ -83,6 +83,8 @@ struct Setup {
     deletes: bool,
     /// Logs are cut off, by leaders that had missed some of them.
     cuts: bool,
+    /// Records have anything from one byte to this: more than the whole budget, where that is small.
+    large: Option<usize>,
     /// What handlers depend on is down at times.
     outages: bool,
     /// By partition: after how long its records are due, where that is not at once.
@@ -137,6 +139,7 @@ impl Setup {
             forbids: false,
             deletes: false,
             cuts: false,
+            large: None,
             outages: false,
             delays: Vec::new(),
             longest_probe_pause: Duration::ZERO,
@@ -194,6 +197,28 @@ impl Setup {
 
     fn add_elections(&mut self, elections: &mut Random) {
         self.cuts = elections.chance(400);
+    }
+
+    fn add_sizes(&mut self, sizes: &mut Random) {
+        let largest = self.engine.max_bytes.saturating_mul(3).min(3 << 20);
+        self.large = sizes.chance(500).then_some(largest.max(LARGEST));
+    }
+
+    /// The size of a record at this offset, where that is not told by the dice of all worlds.
+    fn size(&self, offset: i64) -> Option<usize> {
+        let largest = self.large? as u64;
+        let mut dice = Random::new(self.engine.seed ^ offset as u64);
+        // Small ones in rows, and then a large one, or several.
+        let size = match dice.below(8) + (offset / 16 % 3) as usize {
+            0..7 => dice.within(1..100),
+            7 => dice.within(1..largest),
+            _ => largest - dice.within(0..largest / 4),
+        };
+        Some(size as usize)
+    }
+
+    fn largest(&self) -> usize {
+        self.large.unwrap_or(LARGEST)
     }
 
     pub(super) fn at_most_once(&self) -> bool {
@@ -259,6 +284,7 @@ impl World {
         if trouble == Trouble::BySeed {
             setup.add_from_outside(&mut outside);
             setup.add_elections(&mut elections);
+            setup.add_sizes(&mut Random::new(seed ^ 0x5125));
         }
         let now = Instant::now();
         let mut world = Self {
