@@ -338,3 +338,71 @@ async fn a_mariadb_that_takes_no_writes_is_left_for_the_one_that_its_name_points
     name.move_to(new.port());
     granted_again(&store, SOON).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unsafe_about_a_server_of_each_kind_is_found_and_nothing_where_it_is_safe() {
+    let said = |concerns: Vec<String>, words: &[&str]| {
+        assert_eq!(concerns.len(), words.len(), "{concerns:?}");
+        for word in words {
+            assert!(
+                concerns.iter().any(|it| it.contains(word)),
+                "{word}: {concerns:?}"
+            );
+        }
+    };
+    if let Some((master, replica, _)) = replicated_redis().await {
+        let store = |it: &Service| RedisStore::connect(it.url()).expect("the url is well-formed");
+        said(
+            store(&master).check().await.expect("it answers"),
+            &["min-replicas-to-write"],
+        );
+        said(
+            store(&replica).check().await.expect("it answers"),
+            &["is a replica"],
+        );
+        let mut operator = operator(master.url()).await;
+        for line in [
+            "CONFIG SET min-replicas-to-write 1",
+            "CONFIG SET appendonly no",
+        ] {
+            redis_cli(&mut operator, line).await;
+        }
+        said(
+            store(&master).check().await.expect("it answers"),
+            &["appendonly"],
+        );
+    }
+    if let Some(server) = own(ServiceKind::Postgres) {
+        let pool = sqlx::PgPool::connect(server.url())
+            .await
+            .expect("it answers");
+        let store = PostgresStore::new(pool);
+        store.create_table().await.expect("the table can be made");
+        said(store.check().await.expect("it answers"), &[]);
+        let mut operator = postgres_operator(&server).await;
+        let lines = [
+            "ALTER ROLE postgres SET synchronous_commit = off",
+            "ALTER ROLE postgres SET default_transaction_isolation = serializable",
+            "ALTER TABLE reliable_consumer_claims SET UNLOGGED",
+        ];
+        psql(&mut operator, &lines).await;
+        let pool = sqlx::PgPool::connect(server.url())
+            .await
+            .expect("it answers");
+        let concerns = PostgresStore::new(pool).check().await.expect("it answers");
+        said(concerns, &["synchronous_commit", "isolation", "SET LOGGED"]);
+    }
+    if let Some(server) = own(ServiceKind::MariaDb) {
+        let pool = MySqlPool::connect(server.url()).await.expect("it answers");
+        let store = MySqlStore::new(pool.clone());
+        said(store.check().await.expect("it answers"), &[]);
+        let unsafe_settings =
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 2; SET GLOBAL read_only = 1";
+        let set = sqlx::raw_sql(unsafe_settings).execute(&pool).await;
+        set.expect("root may");
+        said(
+            store.check().await.expect("it answers"),
+            &["innodb_flush", "read-only"],
+        );
+    }
+}

@@ -25,7 +25,7 @@ use reliable_consumer::{
     Ordering, OutageBreaker, Report, Retry, RetryTopics, RunErrorKind, Text,
     idempotency::{
         Claim, Fingerprint, Id, IdSource, Idempotency, MemoryStore, RedisStore, Reply, Store,
-        Token, Unreachable, Update,
+        Token, Unreachable, UnsafeServer, Update,
     },
     permanent,
 };
@@ -852,4 +852,40 @@ async fn messages_whose_keys_in_redis_are_somebody_elses_are_dead_lettered_and_t
         let error = letter.header("errorMessage").unwrap();
         assert!(error.contains(&key(n)), "{error}");
     }
+}
+
+// P8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_evicts_ids_is_told_of_or_refused_before_a_record_is_handled() {
+    let started = tokio::task::block_in_place(|| own_service(ServiceKind::Redis));
+    let Some(redis) = started else { return };
+    let Some(world) = World::on(redis.url(), 1) else {
+        return;
+    };
+    let client = redis::Client::open(redis.url()).unwrap();
+    let mut operator = client.get_multiplexed_async_connection().await.unwrap();
+    for (name, value) in [("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")] {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("SET").arg(name).arg(value);
+        let _: redis::Value = command.query_async(&mut operator).await.unwrap();
+    }
+    world.cluster.produce(&world.topic, (0..5).map(payment));
+    let idempotency = Idempotency::new(world.store());
+    let refuses = idempotency.clone().on_unsafe_server(UnsafeServer::Refuse);
+    let running = world.start(world.consumer(refuses), Duration::ZERO);
+    let error = running.ended().await.unwrap_err();
+    assert_eq!(error.kind(), RunErrorKind::IdempotencyStoreUnsafe);
+    assert!(error.to_string().contains("allkeys-lru"), "{error}");
+    assert_eq!(world.effects.len(), 0);
+
+    let running = world.start(world.consumer(idempotency), Duration::ZERO);
+    world.all_committed();
+    let status = running.handle.status().await.unwrap();
+    let concerns = status.idempotency.unwrap().concerns;
+    assert!(
+        concerns.iter().any(|it| it.contains("allkeys-lru")),
+        "{concerns:?}"
+    );
+    running.stop().await;
+    world.all_once(5);
 }

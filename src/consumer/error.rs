@@ -97,6 +97,9 @@ pub enum RunErrorKind {
     /// The idempotency store could not be used for as long as
     /// [`Unreachable::Stop`](crate::idempotency::Unreachable::Stop) allows.
     IdempotencyStoreUnavailable,
+    /// The idempotency store's server may forget or lose ids, and
+    /// [`UnsafeServer::Refuse`](crate::idempotency::UnsafeServer::Refuse) was chosen.
+    IdempotencyStoreUnsafe,
     /// The group has no committed offset and the start policy is to refuse.
     NoCommittedOffset,
     /// The position is not in the log any more, and [`OutOfRange::EndRun`](super::OutOfRange::EndRun) was chosen.

@@ -101,6 +101,9 @@ pub struct BreakerStatus {
 pub struct IdempotencyStatus {
     /// Within what an id names one message.
     pub scope: IdScope,
+    /// What the store's server is set to that may have it forget ids early, or lose them, as far as it has been looked at. See
+    /// [`UnsafeServer`](crate::idempotency::UnsafeServer).
+    pub concerns: Vec<String>,
     /// As in [`Report::duplicates`].
     pub duplicates: Duplicates,
     /// As in [`Report::possible_repeats`].

@@ -14,12 +14,13 @@ use std::{
 
 use tokio::{
     runtime::Handle,
+    sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
     Claim, Duplicates, Fingerprint, Id, IdScope, Idempotency, Reply, StoreError, Token,
-    Unreachable, Update, options::IdFrom,
+    Unreachable, UnsafeServer, Update, options::IdFrom,
 };
 use crate::{kafka::Throttle, origin::Origin, record::Record, shown::shown};
 
@@ -31,6 +32,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const CALM: Duration = Duration::from_secs(1);
 /// How often a store that is down is asked under [`Unreachable::Process`].
 const PROBE: Duration = Duration::from_secs(1);
+/// For one look at the server.
+const CHECK: Duration = Duration::from_secs(10);
 /// Possible repeats that are logged one by one in a second.
 const LINES: u32 = 20;
 
@@ -45,6 +48,9 @@ pub(crate) struct Claims {
     told: Throttle,
     id_conflicts: AtomicU64,
     unusable: AtomicU64,
+    /// What the server is set to that is unsafe, once it has been looked at.
+    concerns: watch::Sender<Option<Vec<String>>>,
+    concerns_told: AtomicBool,
 }
 
 /// What came of asking for a record's message.
@@ -77,12 +83,56 @@ impl Claims {
             told: told(),
             id_conflicts: AtomicU64::new(0),
             unusable: AtomicU64::new(0),
+            concerns: watch::Sender::default(),
+            concerns_told: AtomicBool::new(false),
         }
+    }
+
+    /// Looks at the store's server, as soon as it answers.
+    pub(crate) fn check_server(self: &Arc<Self>) {
+        let claims = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            while let Some(claims) = claims.upgrade() {
+                let checked = timeout(CHECK, claims.settings.store.check()).await;
+                match checked {
+                    Ok(Ok(concerns)) => {
+                        claims.concerns.send_replace(Some(concerns));
+                        return;
+                    }
+                    Ok(Err(error)) => claims.health.failed(&error),
+                    Err(_) => {}
+                }
+                drop(claims);
+                sleep(PROBE).await;
+            }
+        });
+    }
+
+    /// What is unsafe about the server, as far as that is known.
+    pub(crate) fn concerns(&self) -> Vec<String> {
+        self.concerns.borrow().clone().unwrap_or_default()
+    }
+
+    /// The same, once.
+    pub(crate) fn new_concerns(&self) -> Option<Vec<String>> {
+        let concerns = self.concerns();
+        let told = concerns.is_empty() || self.concerns_told.swap(true, Ordering::Relaxed);
+        (!told).then_some(concerns)
+    }
+
+    pub(crate) fn refuses_unsafe_server(&self) -> bool {
+        self.settings.unsafe_server == UnsafeServer::Refuse
     }
 
     /// Asks for the record's message.
     pub(crate) async fn enter(self: &Arc<Self>, record: &Record) -> Entry {
         let lease = self.settings.lease;
+        if self.refuses_unsafe_server() {
+            let mut concerns = self.concerns.subscribe();
+            let safe = concerns.wait_for(|it| it.as_ref().is_some_and(Vec::is_empty));
+            // Where it is not, the run ends.
+            let _ = safe.await.map(drop);
+        }
         let unclaimed = self.settings.unreachable == Unreachable::Process;
         let asked = Instant::now();
         if unclaimed && !self.health.is_worth_asking(asked) {

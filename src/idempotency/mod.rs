@@ -37,6 +37,12 @@
 //! from 1 suppress each other's. [`IdScope::Topic`] tells ids apart by topic. Which one is used shows in
 //! [`IdempotencyStatus::scope`](crate::IdempotencyStatus::scope).
 //!
+//! # What the server has to be set to
+//!
+//! When a run begins the server is looked at: whether Redis evicts keys, keeps nothing on its disk, or has replicas and does
+//! not wait for them (`min-replicas-to-write`); whether PostgreSQL or MySQL acknowledges what is not on its disk, is
+//! read-only, or keeps the table in memory; the isolation level. [`UnsafeServer`] decides what follows.
+//!
 //! # A store in the consumer
 //!
 //! [`Builder::idempotency`](crate::Builder::idempotency) has the consumer use a store for every record:
@@ -152,7 +158,9 @@ use std::{convert::Infallible, time::Duration};
 pub(crate) use claims::{Claims, Entry, News};
 pub use id::Id;
 pub use memory::MemoryStore;
-pub use options::{Duplicates, IdFunction, IdScope, IdSource, Idempotency, Unreachable};
+pub use options::{
+    Duplicates, IdFunction, IdScope, IdSource, Idempotency, Unreachable, UnsafeServer,
+};
 #[cfg(feature = "redis")]
 pub use redis::{RedisConnection, RedisStore};
 #[cfg(feature = "mysql")]

@@ -36,6 +36,7 @@ pub struct Idempotency {
     pub(super) lease: Duration,
     pub(super) keep_for: Duration,
     pub(super) unreachable: Unreachable,
+    pub(super) unsafe_server: UnsafeServer,
     pub(super) fingerprint: Option<FingerprintOf>,
 }
 
@@ -52,6 +53,7 @@ impl Idempotency {
             lease: Duration::from_secs(10),
             keep_for: Duration::from_secs(7 * 24 * 3600),
             unreachable: Unreachable::default(),
+            unsafe_server: UnsafeServer::default(),
             fingerprint: None,
         }
     }
@@ -92,6 +94,13 @@ impl Idempotency {
     /// What becomes of records while the store cannot be reached. [`Unreachable::Wait`] by default.
     pub fn on_unreachable(mut self, policy: Unreachable) -> Self {
         self.unreachable = policy;
+        self
+    }
+
+    /// What follows when the store's server is set in a way that may have it forget ids early, or lose them: it is looked at
+    /// once, when a run begins. [`UnsafeServer::Warn`] by default.
+    pub fn on_unsafe_server(mut self, policy: UnsafeServer) -> Self {
+        self.unsafe_server = policy;
         self
     }
 
@@ -157,6 +166,7 @@ impl fmt::Debug for Idempotency {
             .field("lease", &self.lease)
             .field("keep_for", &self.keep_for)
             .field("unreachable", &self.unreachable)
+            .field("unsafe_server", &self.unsafe_server)
             .field("fingerprint", &self.fingerprint.is_some())
             .finish_non_exhaustive()
     }
@@ -298,6 +308,19 @@ pub enum Unreachable {
         /// How long, from the first failure.
         after: Duration,
     },
+}
+
+/// What follows when the store's server is found to be set in a way that may have it forget ids early, or lose them:
+/// evicting keys, keeping nothing on its disk, acknowledging what is not written, being a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum UnsafeServer {
+    /// It is logged, and shown in [`IdempotencyStatus::concerns`](crate::IdempotencyStatus::concerns). The default.
+    #[default]
+    Warn,
+    /// No record is handled before the server has been looked at, and the run ends with an error of the kind
+    /// [`IdempotencyStoreUnsafe`](crate::RunErrorKind::IdempotencyStoreUnsafe) that says what to change.
+    Refuse,
 }
 
 /// Records that were finished without calling the handler, since their messages had been handled; by where their ids

@@ -126,6 +126,12 @@ pub trait Store: Send + Sync + 'static {
     /// Gives a claim up: the id is free at once. What is done stays, and is stale.
     fn release<'a>(&'a self, id: &'a Id, token: &'a Token) -> Reply<'a, Update>;
 
+    /// What its server is set to that may have it forget ids early, or lose them; empty if nothing is known. Asked for once,
+    /// when a run begins, see [`UnsafeServer`](super::UnsafeServer). The default knows nothing.
+    fn check(&self) -> Reply<'_, Vec<String>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     /// Removes at most `at_most` entries whose time is over, and says how many it removed. For stores in which such
     /// entries stay where they are; the default does nothing. See [`keep_clean`](super::keep_clean).
     fn remove_expired(&self, at_most: u32) -> Reply<'_, u64> {
@@ -157,6 +163,10 @@ macro_rules! forward {
 
             fn release<'a>(&'a self, id: &'a Id, token: &'a Token) -> Reply<'a, Update> {
                 (**self).release(id, token)
+            }
+
+            fn check(&self) -> Reply<'_, Vec<String>> {
+                (**self).check()
             }
 
             fn remove_expired(&self, at_most: u32) -> Reply<'_, u64> {

@@ -24,6 +24,17 @@ impl Pump {
             }
             None => {}
         }
+        if let Some(concerns) = claims.new_concerns() {
+            let concerns = concerns.join("; ");
+            tracing::warn!(%group, concerns, "the idempotency store's server may forget or lose ids");
+            if claims.refuses_unsafe_server() && !self.is_stopping() {
+                let message = format!(
+                    "group `{group}` is told to refuse an idempotency store whose server may forget or lose ids: {concerns}"
+                );
+                self.fail(RunErrorKind::IdempotencyStoreUnsafe, message);
+                return;
+            }
+        }
         if let Some(down) = claims.is_to_stop()
             && !self.is_stopping()
         {
@@ -42,6 +53,7 @@ impl Pump {
         let down = claims.down();
         Some(IdempotencyStatus {
             scope: claims.scope(),
+            concerns: claims.concerns(),
             duplicates: claims.duplicates(),
             possible_repeats: claims.possible_repeats(),
             id_conflicts: claims.id_conflicts(),

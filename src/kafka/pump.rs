@@ -658,7 +658,9 @@ impl Pump {
             held_keys: settings.held_keys.clone(),
             claims: settings.idempotency.clone().map(|idempotency| {
                 let claims = Claims::new(idempotency, &settings.group, runtime.clone());
-                Arc::new(claims)
+                let claims = Arc::new(claims);
+                claims.check_server();
+                claims
             }),
             places: Places::new(concurrency),
         });

@@ -3,6 +3,7 @@
 mod connection;
 
 use std::{
+    collections::HashMap,
     fmt, mem,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -239,6 +240,33 @@ where
         })
     }
 
+    /// By `INFO`, which most users may ask for, and the configuration where that may be seen.
+    fn check(&self) -> Reply<'_, Vec<String>> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let asked: RedisResult<redis::Value> =
+                redis::cmd("INFO").query_async(&mut connection).await;
+            let info = match asked {
+                Ok(value) => value,
+                Err(of) if of.code() == Some("NOPERM") => return Ok(Vec::new()),
+                Err(of) => return Err(error(of)),
+            };
+            // A cluster answers with one for each node.
+            let Ok(info) = redis::from_redis_value::<String>(info) else {
+                return Ok(Vec::new());
+            };
+            let mut settings = HashMap::new();
+            for name in ["save", "appendfsync", "min-replicas-to-write"] {
+                let mut call = redis::cmd("CONFIG");
+                call.arg("GET").arg(name);
+                let set: RedisResult<HashMap<String, String>> =
+                    call.query_async(&mut connection).await;
+                settings.extend(set.unwrap_or_default());
+            }
+            Ok(concerns(&info, &settings))
+        })
+    }
+
     fn renew<'a>(&'a self, id: &'a Id, token: &'a Token, lease: Duration) -> Reply<'a, Update> {
         let mut connection = self.connection.clone();
         Box::pin(async move {
@@ -312,6 +340,48 @@ where
             let _ = call.query_async::<u8>(&mut connection).await;
         });
     }
+}
+
+/// What is unsafe about a server.
+fn concerns(info: &str, settings: &HashMap<String, String>) -> Vec<String> {
+    let is = |name: &str| {
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_default().trim()
+    };
+    let set = |name: &str| settings.get(name).map(String::as_str);
+    let mut concerns = Vec::new();
+    let policy = is("maxmemory_policy");
+    if is("maxmemory") != "0" && !matches!(policy, "" | "noeviction") {
+        concerns.push(format!(
+            "Redis evicts ids when its memory is full (maxmemory-policy {policy}): set it to noeviction"
+        ));
+    }
+    if is("aof_enabled") == "0" {
+        concerns.push(match set("save") {
+            Some("") => "Redis keeps nothing over a restart: set appendonly to yes".to_owned(),
+            _ => "a crash of Redis loses all ids since its last snapshot: set appendonly to yes"
+                .to_owned(),
+        });
+    } else if set("appendfsync") == Some("no") {
+        concerns
+            .push("Redis does not sync its file: set appendfsync to everysec or always".to_owned());
+    }
+    if is("role") == "slave" {
+        concerns.push("Redis is a replica and takes no writes: connect to its master".to_owned());
+    }
+    if is("role") == "master"
+        && !matches!(is("connected_slaves"), "" | "0")
+        && set("min-replicas-to-write") == Some("0")
+    {
+        concerns.push(
+            "Redis has replicas and does not need them for a write: what it takes while it is cut off is lost with a \
+             failover, set min-replicas-to-write to 1"
+                .to_owned(),
+        );
+    }
+    concerns
 }
 
 /// What `PTTL` answers about a key without an end.

@@ -96,6 +96,10 @@ macro_rules! store {
                 })
             }
 
+            fn check(&self) -> Reply<'_, Vec<String>> {
+                Box::pin(async move { self.concerns().await.map_err(store_error) })
+            }
+
             fn remove_expired(&self, at_most: u32) -> Reply<'_, u64> {
                 let values = [Value::Number(at_most.into())];
                 Box::pin(async move {

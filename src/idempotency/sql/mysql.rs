@@ -78,6 +78,30 @@ impl MySqlStore {
         created.map(drop).map_err(store_error)
     }
 
+    /// What is unsafe about the server.
+    async fn concerns(&self) -> Result<Vec<String>, sqlx::Error> {
+        let settings = "SELECT
+            @@innodb_flush_log_at_trx_commit <> 1,
+            @@read_only <> 0,
+            EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE()
+                AND table_name = 'reliable_consumer_claims' AND engine <> 'InnoDB')";
+        let Some(row) = self.statements.fetch(settings, &[]).await? else {
+            return Ok(Vec::new());
+        };
+        let mut concerns = Vec::new();
+        let advice = [
+            "a crash of the server loses the last ids: set innodb_flush_log_at_trx_commit to 1",
+            "the server is read-only: connect to the primary",
+            "the table reliable_consumer_claims knows no transactions: ALTER TABLE reliable_consumer_claims ENGINE = InnoDB",
+        ];
+        for (column, advice) in advice.into_iter().enumerate() {
+            if row.try_get::<i64, _>(column)? != 0 {
+                concerns.push(advice.to_owned());
+            }
+        }
+        Ok(concerns)
+    }
+
     /// What is new is one statement; for the rest it takes a second one to see what stands, and a third to replace what is
     /// over. `None` if somebody else was faster there.
     async fn try_claim(

@@ -93,6 +93,29 @@ impl PostgresStore {
             .map_err(store_error)
     }
 
+    /// What is unsafe about the server.
+    async fn concerns(&self) -> Result<Vec<String>, sqlx::Error> {
+        let row = self.statements.fetch(SETTINGS, &[]).await?;
+        let Some(row) = row else {
+            return Ok(Vec::new());
+        };
+        let mut concerns = Vec::new();
+        let advice = [
+            "PostgreSQL takes no writes here: connect to the primary",
+            "PostgreSQL does not sync its files: set fsync to on",
+            "a crash of PostgreSQL loses the last ids: set synchronous_commit to on",
+            "the table reliable_consumer_claims is emptied by a crash: ALTER TABLE reliable_consumer_claims SET LOGGED",
+            "the default isolation level has claims fail that come at the same time: set default_transaction_isolation to \
+             'read committed' for the store's role",
+        ];
+        for (column, advice) in advice.into_iter().enumerate() {
+            if row.try_get::<Option<bool>, _>(column)? == Some(true) {
+                concerns.push(advice.to_owned());
+            }
+        }
+        Ok(concerns)
+    }
+
     /// The claim is inserted unless a row stands; a row whose time is over is replaced. What stands is read without locks,
     /// so that repeats cost no commit. None of it when another claim was committed while this waited for its row.
     async fn try_claim(
@@ -137,6 +160,13 @@ const CLAIM: &str = "WITH standing AS (
     )
     SELECT false, done, fingerprint, lapses_in FROM standing
     UNION ALL SELECT true, false, NULL, 0 FROM claimed";
+
+const SETTINGS: &str = "SELECT
+    pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on',
+    current_setting('fsync') = 'off',
+    current_setting('synchronous_commit') = 'off',
+    (SELECT relpersistence <> 'p' FROM pg_class WHERE oid = to_regclass('reliable_consumer_claims')),
+    current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')";
 
 const WORDS: Words = Words {
     renew: "UPDATE reliable_consumer_claims SET expires_at = now() + $1::bigint * interval '1 millisecond'

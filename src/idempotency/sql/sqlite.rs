@@ -83,6 +83,16 @@ impl SqliteStore {
         created.map(drop).map_err(store_error)
     }
 
+    /// What is unsafe about the file.
+    async fn concerns(&self) -> Result<Vec<String>, sqlx::Error> {
+        let row = self.statements.fetch("PRAGMA synchronous", &[]).await?;
+        let level: Option<i64> = row.map(|row| row.try_get(0)).transpose()?;
+        let unsynced = "a power cut loses ids, or damages the file: set synchronous to FULL";
+        Ok(Vec::from_iter(
+            (level == Some(0)).then(|| unsynced.to_owned()),
+        ))
+    }
+
     /// What stands is read first, so that repeats do not wait for writers. `None` if it was gone, or another claim was
     /// faster, when it came to writing.
     async fn try_claim(
