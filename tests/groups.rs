@@ -312,21 +312,20 @@ type Starts = Seen<(i32, Instant)>;
 
 /// When a drain has begun and ended, and which partitions it was of.
 #[derive(Clone, Default)]
-struct Drained(std::sync::Arc<std::sync::Mutex<Option<(Vec<i32>, Instant)>>>);
+struct Drained(std::sync::Arc<std::sync::OnceLock<FirstDrain>>);
 
-impl Drained {
-    fn first(&self) -> Option<(Vec<i32>, Instant)> {
-        self.0.lock().unwrap().clone()
-    }
+#[derive(Debug, Clone)]
+struct FirstDrain {
+    gone: Vec<i32>,
+    ended: Instant,
 }
 
 impl RebalanceListener for Drained {
     fn revoked(&self, partitions: &[TopicPartition]) {
-        let partitions = partitions.iter().map(|place| place.partition).collect();
-        self.0
-            .lock()
-            .unwrap()
-            .get_or_insert((partitions, Instant::now()));
+        self.0.get_or_init(|| FirstDrain {
+            gone: partitions.iter().map(|place| place.partition).collect(),
+            ended: Instant::now(),
+        });
     }
 }
 
@@ -373,17 +372,19 @@ async fn two_partitions_go(
     });
     // The status is answered during the drain, too.
     let began = loop {
-        let status = first.handle.status().await.unwrap();
+        let status = first.handle.status().await.expect("it runs");
         let draining = |it: &PartitionStatus| it.ownership == OwnershipState::Draining;
         if status.partitions.iter().any(draining) {
             break Instant::now();
         }
         cluster.produce(&topic, records(20));
     };
-    while drained.first().is_none() {
+    let FirstDrain { gone, ended } = loop {
+        if let Some(first) = drained.0.get() {
+            break first.clone();
+        }
         cluster.produce(&topic, records(20));
-    }
-    let (gone, ended) = drained.first().unwrap();
+    };
     let kept = |(of, _): &(i32, Instant)| !gone.contains(of);
     until("the others to be read again", || {
         cluster.produce(&topic, records(20));
@@ -403,7 +404,8 @@ async fn two_partitions_go(
 /// The longest time in which none has started, of those that reach beyond a moment.
 fn longest_gap(starts: &[Instant], from: Instant) -> Duration {
     let gaps = starts.windows(2).filter(|pair| pair[1] > from);
-    gaps.map(|pair| pair[1] - pair[0]).max().unwrap()
+    let gaps = gaps.map(|pair| pair[1] - pair[0]);
+    gaps.max().expect("some have started since")
 }
 
 async fn kept_partitions_go_on_with_what_was_read(protocol: Protocol) {

@@ -131,9 +131,7 @@ impl Pump {
             self.close_fences(owners, now);
             self.take_back();
         }
-        if self.settings.dead_letter.is_none() {
-            return None;
-        }
+        self.settings.dead_letter.as_ref()?;
         let mut any = false;
         for owner in owners {
             any |= self.engine.cut(*owner, waits, Cause::out_of_time);

@@ -388,8 +388,9 @@ fn flaw_of_servers(servers: &str, protocol: &str) -> Option<String> {
         }
         let in_brackets = place.starts_with('[');
         let strange = |c: char| {
-            !(c.is_alphanumeric() || matches!(c, '.' | '-' | '_'))
-                && !(in_brackets && matches!(c, ':' | '%'))
+            let usual = c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
+            let of_an_address = in_brackets && matches!(c, ':' | '%');
+            !usual && !of_an_address
         };
         let is_address = place.parse::<std::net::Ipv6Addr>().is_ok();
         if let Some(strange) = host.chars().find(|c| strange(*c)).filter(|_| !is_address) {
