@@ -216,8 +216,8 @@ pub(crate) enum Received {
     Queued,
     /// An earlier owner has finished it: it counts as finished here too, and is not handed out.
     AlreadyFinished,
-    /// The offset is at or below one already delivered: the log was reset. Nothing was taken in; the partition needs a
-    /// new ownership.
+    /// The offset is at or below one already delivered: the log was cut off, or is another one. Nothing was taken in before
+    /// it is known which, see [`Engine::cut_off`].
     WentBack {
         last: i64,
     },

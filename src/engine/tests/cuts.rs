@@ -349,6 +349,35 @@ fn a_record_that_killed_the_process_and_is_gone_leaves_no_blame_at_its_offset() 
 }
 
 #[test]
+fn a_suspect_does_not_run_beside_a_record_that_is_gone() {
+    let mut world = World::with(Ordering::Unordered, |config| config.crash_limit = Some(3));
+    let inherited = Inherited {
+        marks: Marks {
+            alone: 3,
+            ..Marks::default()
+        },
+        ..Inherited::default()
+    };
+    let owner = world.engine.assign(Some(0), Some(0), inherited);
+    world.receive(owner, 0, None);
+    let hand_over_all = |world: &mut World| {
+        for _ in 0..5 {
+            world.hand_over();
+            world.commit_all();
+        }
+        world.turns.len()
+    };
+    assert_eq!(hand_over_all(&mut world), 1);
+    cut(&mut world, owner, 0);
+    world.receive(owner, 0, None);
+    assert_eq!(hand_over_all(&mut world), 1, "the one that is gone");
+    world.finish(owner, 0);
+    assert_eq!(hand_over_all(&mut world), 1, "the one that is there");
+    world.finish(owner, 0);
+    assert_eq!(world.committable(owner), 1);
+}
+
+#[test]
 fn a_partition_that_is_given_away_is_not_cut_off() {
     let (mut world, owner) = world(Ordering::Unordered);
     world.engine.drain(owner);
