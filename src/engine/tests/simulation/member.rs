@@ -14,6 +14,7 @@ use super::{
 use crate::engine::{
     AfterFailure, Batch, BreakerChange, BreakerState, Commit, CommitEntry, CommitResult, Crashed,
     Engine, Failed, FinishedAbove, GivenUp, Inherited, Job, LaneId, Outcome, Ownership, Received,
+    partition::{Partition, State},
 };
 
 struct Held {
@@ -831,7 +832,9 @@ impl Member {
         }
         let waits = self.held.iter().flatten().find(|held| {
             let partition = self.engine.partition(held.owner);
-            self.engine.is_going(held.owner) && partition.is_some_and(|it| it.lanes.is_ready())
+            // When a drain's time is over nothing more is handed over, and what comes back is set aside.
+            let ready = |it: &Partition<Record>| it.state != State::Cut && it.lanes.is_ready();
+            self.engine.is_going(held.owner) && partition.is_some_and(ready)
         });
         assert!(
             waits.is_none(),
