@@ -479,15 +479,6 @@ impl<R> Partition<R> {
         self.version += u64::from(self.inherited.written_at(offset, epoch));
     }
 
-    /// The highest leader epoch of what is finished below this position, and of what was inherited above; `None`: not known.
-    fn epoch_of_finished(&self, position: i64) -> Option<i32> {
-        match self.inherited.from(position).next() {
-            None => self.epoch,
-            // What is left of that is not older than what was received.
-            Some(_) => self.inherited.above(position).epoch(),
-        }
-    }
-
     /// Whether a report of this record changes nothing.
     pub(super) fn is_void(&self, seq: u64) -> bool {
         !self.window.is_open(seq)
@@ -888,17 +879,23 @@ impl<R> Partition<R> {
         // Inherited ranges above the position stay in every commit: the next restart may come before they are passed.
         let position = self.window.position().unwrap_or(offset);
         let finished = self.window.finished_ranges();
+        let inherited = self.inherited.to_commit(position);
+        // What is left of that is not older than what was received.
+        let epoch = match inherited.from(position).next() {
+            None => self.epoch,
+            Some(_) => inherited.epoch(),
+        };
         let marks = self.suspects.marks(offset, last);
         let snapshot = snapshot::encode(
             self.identity,
             offset,
             &marks,
-            finished.chain(self.inherited.from(position)),
-            self.epoch_of_finished(position),
+            finished.chain(inherited.from(position)),
+            epoch,
             self.metadata_limit,
         );
         let cut = snapshot.cut.map_or(0, |cut| {
-            let ahead = self.inherited.from(position.max(cut));
+            let ahead = inherited.from(position.max(cut));
             let ahead = ahead.map(|range| range.end - range.start).sum::<i64>();
             self.window.finished_from(cut) + ahead as usize
         });

@@ -467,6 +467,26 @@ impl FinishedAbove {
         own.into_iter().chain(beside).min().flatten()
     }
 
+    /// What of it goes into a commit of this position: all of one epoch, the one that the last commit had. What the process
+    /// remembers of a lower one would have the rest believed less; that of a higher one is believed as far as the rest is.
+    pub fn to_commit(&self, position: i64) -> Self {
+        let above = self.above(position);
+        let mut next = Some(&above);
+        let mut chosen = Self::default();
+        while let Some(part) = next {
+            next = part.beside.as_deref();
+            if part.ranges.is_empty() || !chosen.ranges.is_empty() && part.epoch < chosen.epoch {
+                continue;
+            }
+            let epoch = match chosen.ranges.is_empty() {
+                true => part.epoch,
+                false => chosen.epoch,
+            };
+            chosen.add(Self::of(part.ranges.iter().cloned()).with_epoch(epoch));
+        }
+        chosen
+    }
+
     fn left(&self) -> &[Range<i64>] {
         &self.ranges[self.passed..]
     }

@@ -310,6 +310,26 @@ fn what_a_process_remembers_and_what_was_committed_each_have_their_epoch() {
 }
 
 #[test]
+fn what_a_process_remembers_of_earlier_leaders_does_not_make_a_commit_less_believed() {
+    let set = |range, epoch| FinishedAbove::of(std::iter::once(range)).with_epoch(Some(epoch));
+    for (remembered, first) in [(2, 6), (5, 3)] {
+        let inherited = Inherited {
+            finished: set(6..12, 4),
+            ..Inherited::default()
+        };
+        let inherited = inherited.and_remembered(Some(2), Some((2, set(3..5, remembered))));
+        let mut world = World::new(Ordering::Unordered);
+        let owner = world.engine.assign(Some(2), Some(2), inherited);
+        let entry = world.engine.partition(owner).unwrap().commit_entry(false);
+        let text = entry.unwrap().metadata;
+        let read = decode_snapshot(text.as_bytes(), Identity::default(), 2).unwrap();
+        assert_eq!(read.finished.from(0).next().unwrap().start, first);
+        assert_eq!(read.finished.from(0).last(), Some(6..12));
+        assert_eq!(read.finished.epoch(), Some(4));
+    }
+}
+
+#[test]
 fn at_most_once_a_new_record_waits_for_a_commit_that_was_sent_after_the_cut() {
     let mut world = World::with(Ordering::Unordered, |config| {
         config.guarantee = Guarantee::AtMostOnce;
