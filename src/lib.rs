@@ -229,7 +229,7 @@ pub use retry_topics::RetryTopics;
 
 // What can be seen.
 pub use consumer::{
-    BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, Membership, NotStarted,
+    BreakerStatus, DeadLetterSpool, FetchError, IdempotencyStatus, Lag, Membership, NotStarted,
     NotStartedReason, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
     StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
 };

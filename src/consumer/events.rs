@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use super::{DeadLetterSpool, NotStartedReason};
+use super::{DeadLetterSpool, NotStartedReason, StoppedPartition};
 use crate::{RecordState, record::Source};
 
 /// A partition of a topic.
@@ -149,6 +149,26 @@ pub enum Event {
         /// Where the log was cut off: records from `resumed_at` on that had been read and were not finished. They are let
         /// go, as others have their offsets.
         void: usize,
+    },
+    /// This partition cannot be read, and is tried again. Nothing of it is passed over. Told each time that the number of
+    /// attempts has doubled.
+    FetchFailed {
+        /// The partition.
+        partition: TopicPartition,
+        /// The offset that is to be read next.
+        position: i64,
+        /// What the broker or the client said.
+        error: String,
+        /// How often in a row.
+        attempts: u32,
+    },
+    /// This partition is not read any further: it holds a batch that cannot be read. Others go on; see
+    /// [`ConsumerHandle::resume_at`](super::ConsumerHandle::resume_at).
+    PartitionStopped {
+        /// The partition.
+        partition: TopicPartition,
+        /// Why, and what can be done.
+        stopped: StoppedPartition,
     },
     /// The log of this partition was cut off below the position, and is read from there: nothing is skipped. Records from
     /// `start` on that had been handled are not in the log any more, and others may have taken their offsets. Unfinished

@@ -24,7 +24,7 @@ pub use self::{
     run::Run,
     settings::{Exhausted, OutOfRange, RedrivenForOthers, StartPolicy},
     status::{
-        BreakerStatus, DeadLetterSpool, IdempotencyStatus, Lag, Membership, NotStarted,
+        BreakerStatus, DeadLetterSpool, FetchError, IdempotencyStatus, Lag, Membership, NotStarted,
         NotStartedReason, OwnershipState, PartitionReport, PartitionStatus, Report, RunningRecord,
         StalledDeadLetters, Status, StopReason, StoppedPartition, WaitingRecord,
     },

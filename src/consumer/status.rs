@@ -167,10 +167,12 @@ pub struct PartitionStatus {
     pub ownership: OwnershipState,
     /// The user asked that nothing of it is handled for now.
     pub paused: bool,
-    /// It is not read, since going on would pass over records: see [`OutOfRange`](crate::OutOfRange).
+    /// It is not read, since going on would pass over records: see [`StopReason`].
     pub stopped: Option<StoppedPartition>,
     /// It is not read yet, since it is not known where it starts. Others go on, and it begins by itself.
     pub not_started: Option<NotStarted>,
+    /// It could not be read the last time, and is tried again.
+    pub fetch_error: Option<FetchError>,
     /// Offset of the next record to read; `None` before the first.
     pub position: Option<i64>,
     /// The offset that the broker has acknowledged as committed.
@@ -220,6 +222,7 @@ impl PartitionStatus {
             ownership: OwnershipState::Owned,
             paused: false,
             stopped: None,
+            fetch_error: None,
             not_started: Some(not_started),
             position: None,
             committed: None,
@@ -309,9 +312,23 @@ pub struct StoppedPartition {
     pub log_start: i64,
     /// One past the newest.
     pub log_end: i64,
+    /// Of a batch that cannot be read: what librdkafka says of it, with its offset, and what to do.
+    pub error: Option<String>,
 }
 
-/// What happened to the log of a [`StoppedPartition`].
+/// Why a partition is not read at the moment. Nothing of it is passed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FetchError {
+    /// What the broker or the client said.
+    pub error: String,
+    /// How often in a row.
+    pub attempts: u32,
+    /// Since the first of them.
+    pub lasting: Duration,
+}
+
+/// What happened to the log of a [`StoppedPartition`]: it is not what it was, or holds what cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
@@ -320,6 +337,15 @@ pub enum StopReason {
     /// The log ends below the position, or did so: records that had been read are gone from it, and others may have taken
     /// their place.
     Truncated,
+    /// A batch is compressed with a codec that this program was built without. [`StoppedPartition::error`] names the cargo
+    /// feature.
+    UnsupportedCodec,
+    /// A batch has a format that librdkafka does not know.
+    UnknownFormat,
+    /// A batch is damaged: its checksum is wrong, or it cannot be decompressed. It was read three times.
+    Corrupt,
+    /// A record is larger than `receive.message.max.bytes` lets through.
+    TooLarge,
 }
 
 impl std::fmt::Display for StopReason {
@@ -327,6 +353,10 @@ impl std::fmt::Display for StopReason {
         f.write_str(match self {
             Self::Deleted => "records were deleted before they were read",
             Self::Truncated => "the log was cut off below what had been read",
+            Self::UnsupportedCodec => "a batch is compressed with a codec that is not built in",
+            Self::UnknownFormat => "a batch has a format that this client does not know",
+            Self::Corrupt => "a batch is damaged",
+            Self::TooLarge => "a record is too large to be fetched",
         })
     }
 }

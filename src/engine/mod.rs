@@ -221,6 +221,8 @@ pub(crate) enum Received {
     WentBack {
         last: i64,
     },
+    /// The client's position is not trusted: records may be missing before this one. Nothing was taken in.
+    Unproven,
     /// The ownership has ended.
     Stale,
 }
@@ -638,6 +640,9 @@ impl<R, C> Engine<R, C> {
         let Some(partition) = find_mut(&mut self.partitions, owner) else {
             return Received::Stale;
         };
+        if partition.distrusted {
+            return Received::Unproven;
+        }
         if let Some(last) = partition
             .window
             .position()
@@ -670,7 +675,36 @@ impl<R, C> Engine<R, C> {
         }
     }
 
-    /// The partition's position has passed offsets without records.
+    /// The client said something of this partition that may have moved its position past records it has not given us. From
+    /// here on neither its position nor what it delivers is believed, until it reads from ours again: see
+    /// [`reads_from_position`](Self::reads_from_position). Returns that position.
+    pub(crate) fn distrust(&mut self, owner: Ownership) -> Option<i64> {
+        let partition = self.partition_mut(owner)?;
+        partition.distrusted = true;
+        partition.window.position()
+    }
+
+    /// The client has dropped what it had fetched, and reads on from our position.
+    pub(crate) fn reads_from_position(&mut self, owner: Ownership) {
+        if let Some(partition) = self.partition_mut(owner) {
+            partition.distrusted = false;
+        }
+    }
+
+    pub(crate) fn is_distrusted(&self, owner: Ownership) -> bool {
+        self.partition(owner)
+            .is_some_and(|partition| partition.distrusted)
+    }
+
+    /// Where the client says that it stands: past offsets without records for us, such as transaction markers, unless that
+    /// is not trusted.
+    pub(crate) fn client_is_at(&mut self, owner: Ownership, position: i64) {
+        if !self.is_distrusted(owner) {
+            self.skip_to(owner, position);
+        }
+    }
+
+    /// It was decided that the partition goes on at this offset, or it is known that there are no records for us below.
     pub(crate) fn skip_to(&mut self, owner: Ownership, position: i64) {
         if let Some(partition) = self.partition_mut(owner)
             && partition.skip_to(position)

@@ -236,6 +236,8 @@ pub(crate) struct Partition<R> {
     pub(crate) state: State,
     pub(crate) paused: bool,
     pub(crate) window: Window,
+    /// The client's position is not ours: what it delivers and what it says of itself may pass over records.
+    pub(crate) distrusted: bool,
     pub(crate) lanes: Lanes<R>,
     /// Under [`Guarantee::AtMostOnce`]: what must be committed before it may enter the lanes.
     staged: Option<Staged<R>>,
@@ -291,6 +293,7 @@ impl<R> Partition<R> {
             state: State::Running,
             paused: false,
             window: Window::new(config.window, start),
+            distrusted: false,
             lanes: Lanes::new(config.ordering),
             staged: (config.guarantee == Guarantee::AtMostOnce).then(Staged::new),
             delayed: Delayed::new(),

@@ -199,7 +199,10 @@ impl Pump {
                     Some(Surprise::Recreated(_)) => Some(Silence::from(position.start)),
                     _ => None,
                 },
-                outdated: None,
+                validated: None,
+                // A new group commits where it starts at once.
+                was_read: position.committed.is_some_and(|offset| offset > 0),
+                setback: None,
                 cut_reported: false,
                 watch: Watch::default(),
                 prefetch: Prefetch::default(),

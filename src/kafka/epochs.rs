@@ -11,6 +11,8 @@ pub(super) struct Epochs {
     known: Vec<(i64, i32)>,
     /// The one of the committed offset that reading began at, until it is known that the log goes on from there.
     unproven: Option<i32>,
+    /// The newest record, with its epoch.
+    newest: Option<(i64, i32)>,
     /// Of the last record that was read.
     last: Option<i32>,
 }
@@ -36,6 +38,7 @@ impl Epochs {
                 .collect(),
             unproven: committed,
             last: None,
+            newest: None,
         }
     }
 
@@ -50,6 +53,7 @@ impl Epochs {
         }
         self.unproven = None;
         let before = self.last.replace(epoch);
+        self.newest = Some((offset, epoch));
         if self.known.last().is_none_or(|(_, last)| *last != epoch) {
             self.known.push((offset, epoch));
         }
@@ -64,6 +68,13 @@ impl Epochs {
         self.unproven.take()
     }
 
+    /// Of the log up to this offset, where the record before it was the last that was read: of markers and of what was
+    /// skipped it is not known.
+    pub(super) fn at(&self, offset: i64) -> Option<i32> {
+        let (last, epoch) = self.newest?;
+        (last + 1 == offset).then_some(epoch)
+    }
+
     /// Of the last record before this offset.
     pub(super) fn below(&self, offset: i64) -> Option<i32> {
         let before = self.known.partition_point(|(first, _)| *first < offset);
@@ -75,6 +86,7 @@ impl Epochs {
         let kept = self.known.partition_point(|(first, _)| *first < offset);
         self.known.truncate(kept);
         self.unproven = None;
+        self.newest = None;
     }
 
     pub(super) fn forget_below(&mut self, offset: i64) {
@@ -97,6 +109,10 @@ mod tests {
         assert_eq!(
             below(&epochs),
             [None, Some(0), Some(0), Some(2), Some(2), Some(5)]
+        );
+        assert_eq!(
+            [20, 21, 22].map(|offset| epochs.at(offset)),
+            [None, Some(5), None]
         );
         epochs.forget_below(11);
         assert_eq!(epochs.known.len(), 2);

@@ -13,11 +13,11 @@ use super::{
     epochs::Election,
     ffi::RawMessage,
     pump::{Held, Pump},
-    surprises::{Log, Trouble, trouble_in},
+    surprises::{Log, Trouble},
 };
 use crate::{
     engine::{Budget, Received},
-    record::{Chunk, ChunkBuilder, Source, Timestamp, TimestampKind},
+    record::{Chunk, ChunkBuilder, Timestamp, TimestampKind},
 };
 
 /// Room made for a batch before its size is known: more would be a lot to ask for if its first record is a large one.
@@ -106,6 +106,9 @@ impl Pump {
             let came = held.queue.read(wanted, |message| {
                 if let Some(code) = message.error() {
                     errors.push((code, message.offset(), message.error_text()));
+                }
+                // What comes behind an error may have passed over records.
+                if !errors.is_empty() {
                     return;
                 }
                 let size = message.value().map_or(0, <[u8]>::len);
@@ -127,7 +130,7 @@ impl Pump {
             });
             count += came;
             reading.took(came, bytes);
-            if came < wanted {
+            if came < wanted || !errors.is_empty() {
                 break;
             }
         }
@@ -143,6 +146,12 @@ impl Pump {
                 %error,
                 "the headers of a record cannot be parsed; it is handled without them"
             );
+        }
+        if builder.len() > 0 {
+            held.validated = None;
+            if held.setback.is_some() {
+                held.end_setback();
+            }
         }
         chunks.push(builder.finish());
         if let Some(crowd) = crowd {
@@ -189,35 +198,12 @@ impl Pump {
             let received = self
                 .engine
                 .receive_due(held.owner, offset, key, size, record, due);
-            if let Received::WentBack { .. } = received {
+            match received {
+                Received::Queued | Received::AlreadyFinished => {}
                 // What is dropped here is read again once it is known what log this is.
-                return self.doubt(slot, Trouble::WentBack(offset));
-            }
-        }
-    }
-
-    pub(super) fn partition_error(&mut self, slot: usize, code: Code, offset: i64, text: &str) {
-        let Some(held) = &self.held[slot] else {
-            return;
-        };
-        match code {
-            Code::AutoOffsetReset | Code::OffsetOutOfRange => {
-                let status = self.engine.status(held.owner);
-                let position = status.and_then(|status| status.position);
-                // It was said before reading went on somewhere else.
-                if offset >= 0 && position.is_some_and(|position| offset < position) {
-                    return;
-                }
-                self.doubt(slot, trouble_in(offset, text));
-            }
-            Code::PartitionEOF => {}
-            _ => {
-                let source = Arc::clone(&held.source);
-                let Source {
-                    topic, partition, ..
-                } = &*source;
-                tracing::warn!(%topic, partition, error = %code, text, "the client reports trouble with a partition");
-                self.client_error(code, Some((topic, *partition)), text);
+                Received::WentBack { .. } => return self.doubt(slot, Trouble::WentBack(offset)),
+                // It is read again from our position.
+                Received::Unproven | Received::Stale => return,
             }
         }
     }

@@ -149,6 +149,8 @@ impl Pump {
     fn rested(&self, now: Instant) -> Vec<(usize, Instant)> {
         let mut rested: Vec<_> = self
             .slots()
+            // One that stopped would fetch what it cannot read, again and again.
+            .filter(|(_, held)| held.log.stopped().is_none())
             .filter_map(|(slot, held)| Some((slot, held.prefetch.paused?, held.owner)))
             .filter(|(_, since, owner)| {
                 now.duration_since(*since) >= REST && self.engine.room(*owner) > 0
@@ -159,7 +161,12 @@ impl Pump {
         rested
     }
 
-    fn set_fetching(&mut self, consumer: &BaseConsumer, slots: &[usize], paused: Option<Instant>) {
+    pub(super) fn set_fetching(
+        &mut self,
+        consumer: &BaseConsumer,
+        slots: &[usize],
+        paused: Option<Instant>,
+    ) {
         if slots.is_empty() {
             return;
         }

@@ -251,6 +251,9 @@ pub(crate) fn consumer_config(
         // long poll of quiet partitions, one that has just been drained or assigned would wait for all of the default
         // 500 ms. New records do not wait for it; it costs idle clients ten requests a second and broker.
         .set("fetch.wait.max.ms", "100")
+        // Librdkafka does not look by default: a batch that was damaged on a disk would be handled as whatever it has become,
+        // or passed over.
+        .set("check.crcs", "true")
         .set(
             "queued.max.messages.kbytes",
             prefetch_kbytes.clamp(1, 2_097_151).to_string(),

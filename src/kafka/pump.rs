@@ -33,6 +33,7 @@ use super::{
     log::Throttle,
     membership::Joining,
     outage::Outage,
+    partition_errors::Setback,
     prefetch::Prefetch,
     spooled::Told,
     starts::Starts,
@@ -504,8 +505,12 @@ pub(super) struct Held {
     pub(super) epochs: Epochs,
     /// Since the topic was made anew nothing has been read.
     pub(super) silence: Option<Silence>,
-    /// What the client may still give as its position although it has been told to read from elsewhere.
-    pub(super) outdated: Option<i64>,
+    /// The client was told to ask the brokers whether the log of this epoch reaches up to the position; nothing has come since.
+    pub(super) validated: Option<i32>,
+    /// When it was assigned the group had committed something of it: it could be read then.
+    pub(super) was_read: bool,
+    /// It could not be read.
+    pub(super) setback: Option<Setback>,
     /// It was said in the log that its snapshot is cut; once, until it fits again.
     pub(super) cut_reported: bool,
     pub(super) watch: Watch,
@@ -581,6 +586,8 @@ pub(crate) struct Pump {
     pub(super) starts: Starts,
     /// There may be partitions whose logs are to be looked after.
     pub(super) surprised: bool,
+    /// When partitions that the client had given up were last assigned to it anew.
+    pub(super) assigned_anew: Option<Instant>,
     pub(super) controls: mpsc::Receiver<Control>,
     events: broadcast::Sender<Event>,
     pub(super) reports: mpsc::Receiver<Report>,
@@ -684,6 +691,7 @@ impl Pump {
             topics: Topics::default(),
             starts: Starts::default(),
             surprised: false,
+            assigned_anew: None,
             controls,
             events,
             reports,
@@ -994,6 +1002,7 @@ impl Pump {
         self.ask_for_brokers();
         self.watch_membership(consumer, now);
         self.pass_markers(consumer);
+        self.end_setbacks(now);
         self.watch_for_stuck_records(now);
         self.tell_of_spool(now);
         self.watch_store();

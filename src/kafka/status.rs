@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::pump::Pump;
+use super::{partition_errors::Setback, pump::Pump};
 use crate::consumer::{
     Lag, OwnershipState, PartitionStatus, RunningRecord, StalledDeadLetters, Status, WaitingRecord,
 };
@@ -28,6 +28,7 @@ impl Pump {
                     paused: status.paused,
                     stopped: held.log.stopped().cloned(),
                     not_started: None,
+                    fetch_error: held.setback.as_ref().map(Setback::shown),
                     position: status.position,
                     committed: status.committed,
                     commit_failures: status.commit_failures,

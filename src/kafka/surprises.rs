@@ -10,21 +10,17 @@
 //! that nothing below the offset where reading goes on is dropped or passed unfinished.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
-};
-
-use rdkafka::{
-    Offset, TopicPartitionList,
-    consumer::{Consumer as _, RebalanceProtocol},
-    error::KafkaResult,
 };
 
 use super::{
     BaseConsumer,
     epochs::Epochs,
-    ffi::{Answer, LogEnd, Question, set_last_leader_epoch},
+    ffi::{Answer, LogEnd, Question},
+    partition_errors::{Setback, way_out},
     pump::Pump,
+    reread::Reread,
     topics::{QUESTION, seen},
 };
 use crate::{
@@ -49,6 +45,8 @@ pub(super) enum Log {
     Stopped(StoppedPartition),
     /// Somebody has: to be read from this offset on.
     Resuming(i64),
+    /// Not read until the client reads from our position again.
+    Rereading(Reread),
 }
 
 pub(super) struct Doubt {
@@ -167,6 +165,11 @@ impl Pump {
     fn end_if_stuck(&mut self, slot: usize, next: i64) {
         let held = self.held[slot].as_mut().expect("it is being attended to");
         held.log = Log::Sound;
+        // An error came meanwhile.
+        if self.engine.is_distrusted(held.owner) {
+            let position = self.engine.status(held.owner).and_then(|it| it.position);
+            return self.reread(slot, position.unwrap_or(next), None);
+        }
         let Some(silence) = &mut held.silence else {
             return;
         };
@@ -214,7 +217,7 @@ impl Pump {
         for slot in 0..self.held.len() {
             worked |= self.attend_to_log(consumer, slot, now);
         }
-        worked
+        worked | self.read_again(consumer, now)
     }
 
     fn attend_to_log(&mut self, consumer: &BaseConsumer, slot: usize, now: Instant) -> bool {
@@ -223,10 +226,10 @@ impl Pump {
             return false;
         };
         match &mut held.log {
-            Log::Sound | Log::Stopped(_) => false,
+            Log::Sound | Log::Stopped(_) | Log::Rereading(_) => false,
             Log::Resuming(offset) => {
                 let offset = *offset;
-                self.go_on_at(consumer, slot, offset);
+                self.go_on_at(slot, offset);
                 true
             }
             Log::Doubtful(doubt) => {
@@ -287,13 +290,56 @@ impl Pump {
                     next: *next,
                 };
                 let trouble = doubt.trouble;
-                self.decide(consumer, slot, trouble, found);
+                if !self.stop_unreadable(consumer, slot, found) {
+                    self.decide(slot, trouble, found);
+                }
                 true
             }
         }
     }
 
-    fn decide(&mut self, consumer: &BaseConsumer, slot: usize, trouble: Trouble, found: Found) {
+    /// Stops a partition at what cannot be read, if that is why its log was looked at and is still there. `false`: not so.
+    fn stop_unreadable(&mut self, consumer: &BaseConsumer, slot: usize, found: Found) -> bool {
+        let held = self.held[slot].as_mut().expect("it is being attended to");
+        let Some((reason, error)) = held.setback.as_ref().and_then(Setback::stops) else {
+            return false;
+        };
+        let error = error.to_owned();
+        held.setback = None;
+        let status = self.engine.status(held.owner);
+        let status = status.expect("what is held is owned");
+        let position = status.position.unwrap_or(found.first);
+        if found.topic.differs_from(held.identity.topic())
+            || !(found.first..=found.next).contains(&position)
+        {
+            return false;
+        }
+        let Source {
+            topic, partition, ..
+        } = &*held.source;
+        let stopped = StoppedPartition {
+            reason,
+            position,
+            committed: status.committed,
+            log_start: found.first,
+            log_end: found.next,
+            error: Some(format!("{error}: {}", way_out(reason, &error))),
+        };
+        tracing::error!(
+            group = %self.settings.group, %topic, partition, position, log_start = found.first, log_end = found.next, error,
+            "partition stopped: {reason}: {}", way_out(reason, &error)
+        );
+        let place = TopicPartition::of(&held.source);
+        held.log = Log::Stopped(stopped.clone());
+        self.tell(Event::PartitionStopped {
+            partition: place,
+            stopped,
+        });
+        self.set_fetching(consumer, &[slot], Some(Instant::now()));
+        true
+    }
+
+    fn decide(&mut self, slot: usize, trouble: Trouble, found: Found) {
         let held = self.held[slot].as_ref().expect("it is being attended to");
         let source = Arc::clone(&held.source);
         let Source {
@@ -318,7 +364,7 @@ impl Pump {
                 start: first,
             });
             self.note_topic(topic, found.topic);
-            self.begin_anew(consumer, slot, first, found.topic.made_anew());
+            self.begin_anew(slot, first, found.topic.made_anew());
             if let Some(held) = &mut self.held[slot] {
                 held.silence = Some(Silence::from(first));
             }
@@ -333,14 +379,14 @@ impl Pump {
         if cut_off && (first..=next.max(position)).contains(&position) {
             let held = self.held[slot].as_mut().expect("it is being attended to");
             if let Some(epoch) = held.epochs.take_unproven() {
-                return self.validate(consumer, slot, position, epoch);
+                return self.validate(slot, position, epoch);
             }
         }
         let verdict = judge(trouble, position, first, next, self.settings.out_of_range);
         match (verdict, trouble) {
-            (Verdict::Here, _) => self.reread(consumer, slot, position),
+            (Verdict::Here, _) => self.reread(slot, position, None),
             (Verdict::CutOff(at), Trouble::WentBack(_)) => {
-                let void = self.cut_off(consumer, slot, at);
+                let void = self.cut_off(slot, at);
                 tracing::warn!(
                     %topic, partition, position, start = at, void,
                     "the log went back, and is read from there; what is unfinished below is handled as before"
@@ -353,7 +399,7 @@ impl Pump {
                 });
             }
             (Verdict::CutOff(at), Trouble::Truncated(Some(_))) => {
-                let void = self.cut_off(consumer, slot, at);
+                let void = self.cut_off(slot, at);
                 tracing::warn!(
                     %topic, partition, position, start = at, void,
                     "the log was cut off below the position, most likely by an unclean leader election: what has taken \
@@ -369,9 +415,9 @@ impl Pump {
             (Verdict::CutOff(at) | Verdict::Skip(at), _) => {
                 let skipped = skipped(position, at, first);
                 let void = match verdict {
-                    Verdict::CutOff(_) => self.cut_off(consumer, slot, at),
+                    Verdict::CutOff(_) => self.cut_off(slot, at),
                     _ => {
-                        self.skip_to(consumer, slot, at);
+                        self.skip_to(slot, at);
                         0
                     }
                 };
@@ -396,6 +442,7 @@ impl Pump {
                     committed: status.committed,
                     log_start: first,
                     log_end: next,
+                    error: None,
                 };
                 let group = &self.settings.group;
                 tracing::error!(
@@ -438,7 +485,7 @@ impl Pump {
         }
     }
 
-    fn go_on_at(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
+    fn go_on_at(&mut self, slot: usize, offset: i64) {
         let held = self.held[slot].as_ref().expect("it is being attended to");
         let Source {
             topic, partition, ..
@@ -446,9 +493,9 @@ impl Pump {
         let position = self.engine.status(held.owner).and_then(|it| it.position);
         let (topic, partition) = (Arc::clone(topic), *partition);
         let void = match position {
-            Some(position) if offset < position => self.cut_off(consumer, slot, offset),
+            Some(position) if offset < position => self.cut_off(slot, offset),
             _ => {
-                self.skip_to(consumer, slot, offset);
+                self.skip_to(slot, offset);
                 0
             }
         };
@@ -457,7 +504,7 @@ impl Pump {
 
     /// Goes on at a lower offset of the same log, and returns how many unfinished records that makes void. What is below
     /// that offset goes on as if nothing had happened.
-    fn cut_off(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) -> usize {
+    fn cut_off(&mut self, slot: usize, offset: i64) -> usize {
         let held = self.held[slot].as_mut().expect("it is being attended to");
         let Some(cut) = self.engine.cut_off(held.owner, offset) else {
             // It is given away in this moment.
@@ -477,19 +524,19 @@ impl Pump {
             self.recall();
             fence.make_void(sequences);
         }
-        self.reread(consumer, slot, position);
+        self.reread(slot, position, None);
         void
     }
 
     /// Goes on at a later offset. Gaps are normal: what is unfinished below it is finished and committed first.
-    fn skip_to(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
+    fn skip_to(&mut self, slot: usize, offset: i64) {
         let held = self.held[slot].as_ref().expect("it is being attended to");
         self.engine.skip_to(held.owner, offset);
-        self.reread(consumer, slot, offset);
+        self.reread(slot, offset, None);
     }
 
     /// Goes on in another log, of a topic that was made anew: a new ownership. Nothing of the old one is kept.
-    fn begin_anew(&mut self, consumer: &BaseConsumer, slot: usize, start: i64, topic: TopicSeen) {
+    fn begin_anew(&mut self, slot: usize, start: i64, topic: TopicSeen) {
         let held = self.held[slot].as_mut().expect("it is being attended to");
         held.fence.close(Instant::now());
         held.fence = Arc::new(Fence::default());
@@ -515,90 +562,23 @@ impl Pump {
             self.add_to_report(&source, last);
         }
         self.apply_pauses();
-        self.reread(consumer, slot, start);
+        self.reread(slot, start, None);
     }
 
     /// Has the client ask the brokers whether the log that had this epoch reaches up to this offset, and read on there if it
-    /// does. Else it says so in place of records. It asks at a seek only, and seeks only where it reads.
-    fn validate(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64, epoch: i32) {
-        self.reread(consumer, slot, offset);
+    /// does. Else it says so in place of records.
+    fn validate(&mut self, slot: usize, offset: i64, epoch: i32) {
+        self.reread(slot, offset, Some(epoch));
         let Some(held) = &self.held[slot] else {
             return;
         };
         let Source {
             topic, partition, ..
         } = &*held.source;
-        let asked = list_of([(&*held.source, offset)]).and_then(|mut list| {
-            set_last_leader_epoch(&mut list, epoch);
-            consumer.seek_partitions(list, Duration::ZERO)
-        });
         tracing::info!(
-            %topic, partition, offset, epoch, error = ?asked.err(),
+            %topic, partition, offset, epoch,
             "a leader was elected since this offset was committed: the brokers are asked whether the log was cut off"
         );
-    }
-
-    /// Has the client read from this offset on. It does not seek in a partition that it has given up, so that is assigned
-    /// anew; what it had fetched before is dropped by that.
-    fn reread(&mut self, consumer: &BaseConsumer, slot: usize, offset: i64) {
-        let held = self.held[slot].as_mut().expect("it is being attended to");
-        held.outdated = position_of(consumer, &held.source);
-        held.filled.store(true, Ordering::Release);
-        held.log = Log::Sound;
-        let source = Arc::clone(&held.source);
-        let again = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => list_of([(&*source, offset)]).and_then(|list| {
-                consumer.incremental_unassign(&list)?;
-                consumer.incremental_assign(&list)
-            }),
-            // Eager protocols assign all or nothing: the others go on where they are.
-            _ => {
-                let all = self.held.iter().flatten().filter_map(|held| {
-                    let position = match Arc::ptr_eq(&held.source, &source) {
-                        true => Some(offset),
-                        false => self.engine.status(held.owner)?.position,
-                    };
-                    Some((&*held.source, position?))
-                });
-                list_of(all).and_then(|list| consumer.assign(&list))
-            }
-        };
-        if let Err(error) = again {
-            let Source {
-                topic, partition, ..
-            } = &*source;
-            let message = format!(
-                "partition {topic}/{partition}: the client does not read from offset {offset} on: {error}; start the \
-                 consumer again"
-            );
-            self.fail(RunErrorKind::Client, message);
-        }
-    }
-}
-
-fn list_of<'a>(
-    places: impl IntoIterator<Item = (&'a Source, i64)>,
-) -> KafkaResult<TopicPartitionList> {
-    let mut list = TopicPartitionList::new();
-    for (
-        Source {
-            topic, partition, ..
-        },
-        offset,
-    ) in places
-    {
-        list.add_partition_offset(topic, *partition, Offset::Offset(offset))?;
-    }
-    Ok(list)
-}
-
-/// Where the client stands.
-fn position_of(consumer: &BaseConsumer, source: &Source) -> Option<i64> {
-    let positions = consumer.position().ok()?;
-    let found = positions.find_partition(&source.topic, source.partition)?;
-    match found.offset() {
-        Offset::Offset(position) => Some(position),
-        _ => None,
     }
 }
 

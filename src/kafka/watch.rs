@@ -1,6 +1,9 @@
 //! What others are told: partitions that come and go, records that are stuck. And what is looked at once a second.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use rdkafka::{Offset, consumer::Consumer as _};
 
@@ -166,29 +169,24 @@ impl Pump {
             .collect()
     }
 
-    /// Transaction markers and gaps at the end of a log are never delivered; the client's position passes them.
+    /// Transaction markers and gaps at the end of a log are never delivered; the client's position passes them. It passes
+    /// other things too: the engine believes it only where that is known not to be so.
     pub(super) fn pass_markers(&mut self, consumer: &BaseConsumer) {
         // A list from `position` keeps the client from being dropped for as long as it lives.
         let Ok(positions) = consumer.position() else {
             return;
         };
+        let held = self.held.iter().flatten();
+        let owners: HashMap<_, _> = held
+            .filter(|held| matches!(held.log, Log::Sound))
+            .map(|held| ((&*held.source.topic, held.source.partition), held.owner))
+            .collect();
         for element in positions.elements() {
-            let Offset::Offset(position) = element.offset() else {
-                continue;
-            };
-            let held = self.held.iter_mut().flatten().find(|held| {
-                *held.source.topic == *element.topic()
-                    && held.source.partition == element.partition()
-            });
-            let Some(held) = held else {
-                continue;
-            };
-            // Believed, the position of an old log would be committed in the new one.
-            if held.outdated == Some(position) || !matches!(held.log, Log::Sound) {
-                continue;
+            if let Offset::Offset(position) = element.offset()
+                && let Some(owner) = owners.get(&(element.topic(), element.partition()))
+            {
+                self.engine.client_is_at(*owner, position);
             }
-            held.outdated = None;
-            self.engine.skip_to(held.owner, position);
         }
     }
 }

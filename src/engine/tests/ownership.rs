@@ -64,6 +64,36 @@ fn verdicts_that_come_after_the_partition_was_taken_away_change_nothing_for_its_
     }
 }
 
+// T13
+#[test]
+fn after_an_error_of_the_client_nothing_that_it_says_is_believed_until_it_reads_from_our_position_again()
+ {
+    for ordering in each_ordering() {
+        let mut world = World::new(ordering);
+        let owner = world.partition(0..3);
+        world.engine.client_is_at(owner, 5);
+        assert_eq!(world.status(owner).position, Some(5), "markers are passed");
+        assert_eq!(world.engine.distrust(owner), Some(5));
+        // Behind an error at 5, as if that had been a record; and what follows it.
+        world.engine.client_is_at(owner, 6);
+        for offset in [6, 5, 0] {
+            let received = world.engine.receive(owner, offset, None, SIZE, offset);
+            assert_eq!(received, Received::Unproven, "{ordering:?}");
+        }
+        world.finish_all();
+        assert_eq!(world.status(owner).position, Some(5));
+        assert_eq!(world.committable(owner), 5, "{ordering:?}");
+        world.engine.reads_from_position(owner);
+        world.receive(owner, 5, None);
+        world.engine.client_is_at(owner, 7);
+        assert_eq!(world.status(owner).position, Some(7));
+        // A decision is no hint.
+        world.engine.distrust(owner);
+        world.engine.skip_to(owner, 40);
+        assert_eq!(world.status(owner).position, Some(40));
+    }
+}
+
 // R1
 #[test]
 fn an_answer_to_a_commit_of_an_ended_ownership_says_nothing_about_the_next_one() {

@@ -254,6 +254,7 @@ pub(super) struct Counts {
     pub(super) void_out: u64,
     pub(super) kept: u64,
     pub(super) committed_beyond: u64,
+    pub(super) fetch_errors: u64,
 }
 
 impl Counts {
@@ -264,7 +265,7 @@ impl Counts {
         self
     }
 
-    fn all_mut(&mut self) -> [&mut u64; 38] {
+    fn all_mut(&mut self) -> [&mut u64; 39] {
         let Self {
             records,
             started,
@@ -304,6 +305,7 @@ impl Counts {
             void_out,
             kept,
             committed_beyond,
+            fetch_errors,
         } = self;
         [
             records,
@@ -344,6 +346,7 @@ impl Counts {
             void_out,
             kept,
             committed_beyond,
+            fetch_errors,
         ]
     }
 
@@ -528,6 +531,12 @@ impl Kafka {
     pub(super) fn elect(&mut self, partition: usize) {
         self.logs[partition].leader += 1;
         self.counts.elected += 1;
+    }
+
+    /// Something in this partition has killed a process, and may run again.
+    pub(super) fn blames(&self, partition: usize) -> bool {
+        let mut owned = self.tenures.iter().filter(|tenure| tenure.end.is_none());
+        owned.any(|tenure| tenure.partition == partition && !tenure.blamed.is_empty())
     }
 
     /// A broker that had missed some of the log has become its leader: they are gone, and others take their offsets.

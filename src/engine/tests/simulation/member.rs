@@ -26,6 +26,15 @@ struct Held {
     epoch: u32,
     /// Leader epoch of the record that was read last.
     leader: Option<i32>,
+    /// An error has moved the client's own position, until it is told to read from ours again.
+    astray: Option<Astray>,
+}
+
+/// What librdkafka does when it delivers an error in place of records.
+struct Astray {
+    /// Where it says that it stands: behind the error, as if that had been a record.
+    client_at: i64,
+    read_again: Instant,
 }
 
 /// A turn whose first handler did not end at once.
@@ -150,6 +159,8 @@ pub(super) struct Member {
     last_step: Instant,
     /// What was handed over to probe with and has not come back.
     probes: Vec<(Ownership, u64, Instant)>,
+    /// For fetches that fail.
+    fetches: Random,
 }
 
 impl Member {
@@ -188,6 +199,7 @@ impl Member {
             holds: false,
             last_step: now,
             probes: Vec::new(),
+            fetches: Random::new(setup.engine.seed.rotate_left(16) ^ u64::from(process)),
         }
     }
 
@@ -684,6 +696,7 @@ impl Member {
         if now >= self.cut_off_until && now >= kafka.down_until && !self.failed {
             self.read(kafka, setup, random);
         }
+        self.read_again(kafka, now);
         let state = self.engine.breaker().state();
         while let Some(batch) = self.engine.next_batch() {
             self.is_admitted(&batch, state, setup, now);
@@ -917,14 +930,60 @@ impl Member {
         Some(held.filter(|held| held.owner == owner)?.tenure)
     }
 
-    /// What the client's position tells where all that there is has been read.
+    /// What the client's position tells where all that there is has been read, and after an error anywhere.
     fn pass_offsets_without_records(&mut self, kafka: &Kafka) {
         for held in self.held.iter().flatten() {
             let log = &kafka.logs[held.partition];
             let known = kafka.tenures[held.tenure].cuts == log.cuts.len();
-            if held.epoch == log.epoch && known && held.next == log.entries.len() {
-                self.engine.skip_to(held.owner, log.end);
+            if let Some(astray) = &held.astray {
+                self.engine.client_is_at(held.owner, astray.client_at);
+            } else if held.epoch == log.epoch && known && held.next == log.entries.len() {
+                self.engine.client_is_at(held.owner, log.end);
             }
+        }
+    }
+
+    /// A fetch fails, or a batch cannot be decoded: the client delivers an error in its place, takes that for a record, and
+    /// goes on behind what it could not read, or where it thinks that it stands.
+    fn fetch_fails(&mut self, slot: usize, kafka: &mut Kafka) {
+        let held = self.held[slot].as_mut().expect("it is read from");
+        let log = &kafka.logs[held.partition];
+        let offset = log.entries.get(held.next).map_or(log.end, |it| it.offset);
+        if held.astray.is_none() {
+            kafka.counts.fetch_errors += 1;
+        }
+        let client_at = offset + 1;
+        if self.fetches.chance(500) {
+            let unreadable = self.fetches.within(1..6) as usize;
+            held.next = (held.next + unreadable).min(log.entries.len());
+        } else if self.fetches.chance(300) {
+            held.next = log.entries.partition_point(|it| it.offset < client_at);
+        }
+        held.astray = Some(Astray {
+            client_at,
+            read_again: kafka.now + self.fetches.ms(0..400),
+        });
+        self.engine.distrust(held.owner);
+    }
+
+    /// The client is told to read from the engine's position.
+    fn read_again(&mut self, kafka: &Kafka, now: Instant) {
+        for held in self.held.iter_mut().flatten() {
+            if held.astray.as_ref().is_none_or(|it| now < it.read_again) {
+                continue;
+            }
+            held.astray = None;
+            let status = self.engine.status(held.owner);
+            let position = status.and_then(|it| it.position);
+            let position = position.expect("it began somewhere");
+            let log = &kafka.logs[held.partition];
+            // What had been read was that of another log.
+            let anew = kafka.tenures[held.tenure].epoch != log.epoch;
+            held.next = match anew {
+                true => 0,
+                false => log.entries.partition_point(|it| it.offset < position),
+            };
+            self.engine.reads_from_position(held.owner);
         }
     }
 
@@ -962,6 +1021,10 @@ impl Member {
                 let taken = reading.next().min(fetched);
                 let before = self.engine.bytes();
                 for _ in 0..taken {
+                    let fails = setup.fetch_errors > 0 && !kafka.calm;
+                    if fails && self.fetches.chance(setup.fetch_errors) {
+                        self.fetch_fails(slot, kafka);
+                    }
                     self.receive_next(slot, kafka);
                 }
                 reading.took(taken, self.engine.bytes().saturating_sub(before));
@@ -1014,6 +1077,9 @@ impl Member {
         };
         let start = kafka.logs[partition].start;
         if entry.offset < start {
+            if held.astray.is_some() {
+                return;
+            }
             // Out of range: the run ends, and somebody has to say where to go on.
             let from = kafka.tenures[held.tenure].read_to;
             kafka.tells_deleted(partition, from);
@@ -1026,7 +1092,7 @@ impl Member {
         );
         let (offset, cuts, key) = (entry.offset, entry.cuts, entry.key);
         let (bytes, due, leader) = (entry.bytes, entry.due, entry.leader);
-        if held.leader.replace(leader) != Some(leader) {
+        if held.astray.is_none() && held.leader.replace(leader) != Some(leader) {
             self.engine.elected(held.owner, offset, leader);
         }
         kafka.counts.delayed += u64::from(due > Some(kafka.now));
@@ -1037,6 +1103,13 @@ impl Member {
             offset,
             key,
         };
+        if held.astray.is_some() {
+            let received = self
+                .engine
+                .receive_due(held.owner, offset, key, bytes, record, due);
+            assert_eq!(received, Received::Unproven, "{record:?} follows an error");
+            return;
+        }
         if kafka.tenures[held.tenure].epoch == epoch || offset > 0 {
             kafka.tenures[held.tenure].read_to = offset + 1;
             match self
@@ -1075,6 +1148,7 @@ impl Member {
                 next,
                 epoch,
                 leader: None,
+                astray: None,
             });
             self.engine
                 .receive_due(owner, offset, key, bytes, record, due);
@@ -1246,6 +1320,7 @@ impl Member {
                 next,
                 epoch: log.epoch,
                 leader: None,
+                astray: None,
             });
         }
         self.apply_pauses();

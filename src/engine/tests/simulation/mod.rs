@@ -97,6 +97,8 @@ struct Setup {
     ready: u64,
     hangs: u64,
     chaos: u64,
+    /// Of a thousand records, in place of how many an error comes, or a batch that cannot be decoded.
+    fetch_errors: u64,
 }
 
 impl Setup {
@@ -148,6 +150,7 @@ impl Setup {
             ready: random.pick(&[0, 500, 950]),
             hangs: random.pick(&[0, 0, 5, 20]),
             chaos: random.pick(&[0, 10, 40, 100]),
+            fetch_errors: 0,
         }
     }
 
@@ -285,6 +288,7 @@ impl World {
             setup.add_from_outside(&mut outside);
             setup.add_elections(&mut elections);
             setup.add_sizes(&mut Random::new(seed ^ 0x5125));
+            setup.fetch_errors = Random::new(!seed.rotate_left(16)).pick(&[0, 0, 2, 20, 200]);
         }
         let now = Instant::now();
         let mut world = Self {
@@ -430,10 +434,13 @@ impl World {
         match what {
             0..4 => (0..self.random.within(1..30)).for_each(|_| self.produce(partition)),
             4 => self.kafka.mark(partition),
+            // Nor can a commit name what has killed a process once the brokers know another log.
+            //
             // To somebody who has read nothing yet, the first record of a new log looks like that of the old one. And
             // so do all of them to somebody who remembers the old one, but is told that it is gone if the partition is
             // its own.
             5 if self.random.chance(300)
+                && !self.kafka.blames(partition)
                 && !self
                     .members
                     .iter()
