@@ -113,6 +113,10 @@ impl World {
     }
 
     fn start(&mut self) {
+        self.start_with(&[("group.protocol", "consumer")]);
+    }
+
+    fn start_with(&mut self, properties: &[(&str, &str)]) {
         let (seen, gate) = (self.seen.clone(), self.gate.subscribe());
         let builder = ReliableConsumer::builder()
             .bootstrap_servers(self.cluster.bootstrap_servers())
@@ -120,8 +124,10 @@ impl World {
             .topic(TOPIC)
             .ordering(Ordering::Unordered)
             .concurrency(4)
-            .commit_interval(millis(50))
-            .property("group.protocol", "consumer");
+            .commit_interval(millis(50));
+        let builder = properties.iter().fold(builder, |builder, (name, value)| {
+            builder.property(*name, *value)
+        });
         let run = Running::start(
             builder,
             async move |message: &Message<Text>| -> HandlerResult {
@@ -347,6 +353,76 @@ async fn a_topic_that_the_group_never_could_read_ends_the_run_and_one_that_it_ha
     world.all_handled("when it is granted again").await;
     assert_eq!(world.status(0).await.unwrap().fetch_error, None);
     world.stop().await;
+}
+
+/// One in each partition.
+fn one_each(world: &World, partitions: i32) {
+    (0..partitions).for_each(|partition| world.send(partition));
+    world.producer.flush(PATIENCE).unwrap();
+}
+
+async fn many_partitions_go_on(properties: &[(&str, &str)]) {
+    const MANY: i32 = 1_000;
+    // A full assignment a partition would be minutes, and nothing would be answered meanwhile.
+    const BOUND: Duration = Duration::from_secs(10);
+    const ANSWER: Duration = Duration::from_secs(1);
+    let mut world = World::new(MANY, format!("{properties:?}"));
+    one_each(&world, MANY);
+    world.start_with(properties);
+    let mut rounds = 1;
+    let mut slowest = Duration::ZERO;
+    for error in [
+        None,
+        Some(RD_KAFKA_RESP_ERR_UNKNOWN),
+        Some(RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE),
+    ] {
+        if let Some(error) = error {
+            world.next_fetch_fails(error);
+            one_each(&world, MANY);
+            rounds += 1;
+        }
+        let began = Instant::now();
+        while world.seen.len() < (rounds * MANY) as usize {
+            let asked = Instant::now();
+            let status = world.run.as_ref().unwrap().handle.status().await;
+            status.unwrap_or_else(|error| panic!("{}: {error}", world.what));
+            slowest = slowest.max(asked.elapsed());
+            assert!(
+                began.elapsed() < BOUND,
+                "{}: {error:?}: {} of {} handled",
+                world.what,
+                world.seen.len(),
+                rounds * MANY
+            );
+            tokio::time::sleep(millis(20)).await;
+        }
+        println!(
+            "{}: {error:?}: handled after {:?}, the slowest status took {slowest:?}",
+            world.what,
+            began.elapsed()
+        );
+    }
+    assert!(slowest < ANSWER, "{}: status took {slowest:?}", world.what);
+    for partition in 0..MANY {
+        world.handled_once(partition, 0..rounds as i64, "after all");
+    }
+    // In the middle of it.
+    world.next_fetch_fails(RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE);
+    tokio::time::sleep(millis(200)).await;
+    let run = world.run.take().unwrap();
+    let began = Instant::now();
+    run.handle.shutdown_within(Duration::from_secs(5)).unwrap();
+    run.ended().await.unwrap();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{}: {took:?}", world.what);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_partitions_that_have_to_be_read_again_go_on_together_and_controls_are_answered()
+{
+    many_partitions_go_on(&[("partition.assignment.strategy", "range")]).await;
+    many_partitions_go_on(&[]).await;
+    many_partitions_go_on(&[("group.protocol", "consumer")]).await;
 }
 
 /// CRC-32C.

@@ -124,6 +124,9 @@ impl Pump {
             let message = format!("the client does not accept partitions that are ours: {error}");
             self.fail(RunErrorKind::Client, message);
         }
+        if !cooperative {
+            self.seek_all();
+        }
         true
     }
 

@@ -193,7 +193,7 @@ impl Pump {
             match held.epochs.read(offset, record.leader_epoch()) {
                 Election::None => {}
                 Election::Before(epoch) => self.engine.elected(held.owner, offset, epoch),
-                Election::Unproven => return self.doubt(slot, Trouble::Elected),
+                Election::Unproven => return self.ask_about_election(slot),
             }
             let received = self
                 .engine

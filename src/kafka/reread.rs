@@ -137,6 +137,20 @@ impl Pump {
         }
     }
 
+    /// All of an eager group's partitions have just been assigned anew: questions that were out for them are forgotten.
+    pub(super) fn seek_all(&mut self) {
+        let now = Instant::now();
+        for slot in 0..self.held.len() {
+            if let Some(held) = &self.held[slot]
+                && let Log::Sound = held.log
+                && let Some(position) = self.engine.status(held.owner).and_then(|it| it.position)
+                && let Some(epoch) = held.validated.or_else(|| held.epochs.at(position))
+            {
+                self.distrust(slot, position, Some(epoch), now);
+            }
+        }
+    }
+
     /// What the client has given up. What it had fetched before is dropped by that.
     fn assign_again(&mut self, consumer: &BaseConsumer, slots: &[usize], now: Instant) -> bool {
         if slots.is_empty() {
@@ -146,6 +160,10 @@ impl Pump {
             consumer.rebalance_protocol(),
             RebalanceProtocol::Cooperative
         );
+        // Assigning anything would hide that the assignment is lost.
+        if consumer.assignment_lost() {
+            return false;
+        }
         if eager
             && self
                 .assigned_anew

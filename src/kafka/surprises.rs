@@ -33,6 +33,9 @@ use crate::{
 /// Between two looks at the same log: an error that comes back at once is not answered in a tight loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Logs that are asked about at a time: after an election there may be thousands.
+const MOST_ASKED: usize = 50;
+
 /// How long a client may be silent about a partition that has something before it is taken to be stuck.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -86,8 +89,6 @@ pub(super) enum Trouble {
     WentBack(i64),
     /// The topic's id has changed.
     Recreated,
-    /// A leader was elected after the committed offset was written, perhaps one that had missed some of the log.
-    Elected,
     /// Nothing comes.
     Silent,
 }
@@ -98,6 +99,10 @@ impl Log {
             Self::Stopped(stopped) => Some(stopped),
             _ => None,
         }
+    }
+
+    fn is_asked_about(&self) -> bool {
+        matches!(self, Self::Doubtful(doubt) if doubt.asked.is_some())
     }
 }
 
@@ -214,13 +219,22 @@ impl Pump {
             return false;
         }
         let mut worked = false;
+        let asked = self.held.iter().flatten();
+        let mut asked = asked.filter(|held| held.log.is_asked_about()).count();
         for slot in 0..self.held.len() {
-            worked |= self.attend_to_log(consumer, slot, now);
+            worked |= self.attend_to_log(consumer, slot, now, &mut asked);
         }
         worked | self.read_again(consumer, now)
     }
 
-    fn attend_to_log(&mut self, consumer: &BaseConsumer, slot: usize, now: Instant) -> bool {
+    /// `all_asked`: of how many logs answers are waited for.
+    fn attend_to_log(
+        &mut self,
+        consumer: &BaseConsumer,
+        slot: usize,
+        now: Instant,
+        all_asked: &mut usize,
+    ) -> bool {
         let wake = self.wake();
         let Some(held) = &mut self.held[slot] else {
             return false;
@@ -235,10 +249,12 @@ impl Pump {
             Log::Doubtful(doubt) => {
                 self.surprised = true;
                 let Some(asked) = &mut doubt.asked else {
-                    if held
-                        .looked_at
-                        .is_none_or(|at| now.duration_since(at) >= PAUSE)
+                    if *all_asked < MOST_ASKED
+                        && held
+                            .looked_at
+                            .is_none_or(|at| now.duration_since(at) >= PAUSE)
                     {
+                        *all_asked += 1;
                         let Source {
                             topic, partition, ..
                         } = &*held.source;
@@ -374,9 +390,7 @@ impl Pump {
             return self.end_if_stuck(slot, next);
         }
         // Where the log was cut is known to the brokers, by the epoch.
-        let cut_off = matches!(trouble, Trouble::Elected)
-            || matches!(trouble, Trouble::OutOfRange) && position > next;
-        if cut_off && (first..=next.max(position)).contains(&position) {
+        if matches!(trouble, Trouble::OutOfRange) && position > next {
             let held = self.held[slot].as_mut().expect("it is being attended to");
             if let Some(epoch) = held.epochs.take_unproven() {
                 return self.validate(slot, position, epoch);
@@ -565,6 +579,17 @@ impl Pump {
         self.reread(slot, start, None);
     }
 
+    /// A leader was elected after the committed offset was written, perhaps one that had missed some of the log.
+    pub(super) fn ask_about_election(&mut self, slot: usize) {
+        let Some(held) = &mut self.held[slot] else {
+            return;
+        };
+        let position = self.engine.status(held.owner).and_then(|it| it.position);
+        if let Some((position, epoch)) = position.zip(held.epochs.take_unproven()) {
+            self.validate(slot, position, epoch);
+        }
+    }
+
     /// Has the client ask the brokers whether the log that had this epoch reaches up to this offset, and read on there if it
     /// does. Else it says so in place of records.
     fn validate(&mut self, slot: usize, offset: i64, epoch: i32) {
@@ -575,7 +600,7 @@ impl Pump {
         let Source {
             topic, partition, ..
         } = &*held.source;
-        tracing::info!(
+        tracing::debug!(
             %topic, partition, offset, epoch,
             "a leader was elected since this offset was committed: the brokers are asked whether the log was cut off"
         );
@@ -604,7 +629,7 @@ fn judge(trouble: Trouble, position: i64, first: i64, next: i64, policy: OutOfRa
         _ if position > next && first == next => return Verdict::CutOff(next),
         _ if position > next => StopReason::Truncated,
         Trouble::Truncated(_) => StopReason::Truncated,
-        Trouble::OutOfRange | Trouble::Elected => return Verdict::Here,
+        Trouble::OutOfRange => return Verdict::Here,
     };
     let go_on = |at| match at < position {
         true => Verdict::CutOff(at),
