@@ -848,9 +848,12 @@ async fn messages_whose_keys_in_redis_are_somebody_elses_are_dead_lettered_and_t
     assert_eq!((idempotency.down_for, idempotency.error), (None, None));
     assert_eq!((report.outages, report.dead_lettered), (0, 3));
     assert_eq!(report.unusable_entries, 6, "each of them was tried twice");
-    for (letter, n) in world.cluster.read_all(&letters).iter().zip(5..) {
-        let error = letter.header("errorMessage").unwrap();
-        assert!(error.contains(&key(n)), "{error}");
+    let letters = world.cluster.read_all(&letters);
+    let errors = letters.iter().map(|it| it.header("errorMessage").unwrap());
+    let errors: Vec<_> = errors.collect();
+    for n in 5..8 {
+        // In whatever order they failed for good.
+        assert!(errors.iter().any(|it| it.contains(&key(n))), "{errors:?}");
     }
 }
 

@@ -305,7 +305,6 @@ fn what_is_asked_of_a_partition_and_its_end_cost_nothing_for_the_retries_of_othe
         config.retry = Arc::new(Retry::fixed(60 * SECOND).max_attempts(100));
     });
     let owners: Vec<_> = (0..500).map(|_| world.partition(0..100)).collect();
-    let began = Instant::now();
     while let Some(batch) = world.engine.next_batch() {
         for job in batch.jobs {
             let failed = Failed {
@@ -316,18 +315,37 @@ fn what_is_asked_of_a_partition_and_its_end_cost_nothing_for_the_retries_of_othe
             world.engine.failed(batch.owner, failed);
         }
     }
-    let failing = began.elapsed();
-    let began = Instant::now();
     for owner in &owners {
         assert_eq!(world.status(*owner).retrying, 100);
     }
-    for owner in owners {
-        assert_eq!(world.engine.end(owner).unwrap().retrying, 100);
-    }
-    let asked = began.elapsed();
-    assert_eq!(world.engine.schedule.next_due(), None);
+    // Whatever else this machine does, the quickest of many is quick. One that looked at all retries would look at five
+    // hundred times as many as it has.
+    let quickest = |times: &mut dyn Iterator<Item = Duration>| times.min().unwrap_or_default();
+    let own = quickest(&mut (0..20).map(|_| {
+        let began = Instant::now();
+        let mut own: Vec<_> = (0..100).map(|n| ms(n * 7919 % 101)).collect();
+        own.sort_unstable();
+        assert_eq!(std::hint::black_box(own).len(), 100);
+        began.elapsed()
+    }));
+    let asked = quickest(&mut owners.iter().map(|owner| {
+        let began = Instant::now();
+        assert_eq!(world.engine.schedule.count(*owner), 100);
+        began.elapsed()
+    }));
     assert!(
-        asked < 2 * failing,
-        "50,000 retries: to be asked and ended took {asked:?}, to fail {failing:?}"
+        asked < own,
+        "to be asked took {asked:?}, to sort as many as it has {own:?}"
+    );
+    let all = world.engine.schedule.len();
+    let ended = quickest(&mut owners.iter().map(|owner| {
+        let began = Instant::now();
+        world.engine.schedule.forget(*owner);
+        began.elapsed()
+    }));
+    assert_eq!((all, world.engine.schedule.next_due()), (50_000, None));
+    assert!(
+        ended < 20 * own,
+        "to be ended took {ended:?}, to sort as many as it has {own:?}"
     );
 }
