@@ -22,7 +22,6 @@ use super::{
     BaseConsumer,
     ffi::{Answer, Question, membership},
     pump::Pump,
-    topics::QUESTION,
 };
 use crate::consumer::{Event, TopicPartition};
 
@@ -241,7 +240,7 @@ impl Pump {
             return false;
         }
         let group = &self.settings.group;
-        let question = Question::group(&self.lifeline, self.wake(), group, QUESTION);
+        let question = Question::group(&self.lifeline, self.wake(), group);
         self.agreement.question = question.map(|question| (question, now));
         self.agreement.next = now + LOOK;
         true

@@ -594,6 +594,11 @@ pub struct Member {
     pub target: Option<Vec<(String, i32)>>,
 }
 
+/// How long a question waits for a group's coordinator: as long as librdkafka lets it. One that has run out before it could
+/// be sent is sent all the same when the coordinator comes up, by a client that has freed it already, which ends the process
+/// (`Assertion eonce->refcnt > 0 failed`, confluentinc/librdkafka#4605). So whoever cannot wait for that keeps the question.
+const COORDINATOR: Duration = Duration::from_secs(3600);
+
 /// A question to the brokers, answered on a queue of its own. Dropped, it is forgotten.
 pub(crate) struct Question(Queue);
 
@@ -687,44 +692,11 @@ impl Question {
         })
     }
 
-    /// What the group has committed in these partitions, each named once; for [`poll_committed`](Self::poll_committed).
-    /// `stable`: a partition with an open transaction that has offsets of the group answers with an error. None when the
-    /// consumer is gone.
-    pub(crate) fn committed<'a>(
-        lifeline: &Lifeline,
-        wake: Wake,
-        group: &str,
-        partitions: impl IntoIterator<Item = (&'a str, i32)>,
-        stable: bool,
-        limit: Duration,
-    ) -> Option<Question> {
-        let group = CString::new(group).ok()?;
-        let list = list_of(partitions);
-        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS;
-        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
-            // SAFETY: client, options and queue are valid, and so are name and list, which are copied into the request; that
-            // is copied by the call and ours to destroy. Of the options an error can only say that they are of another kind
-            // of request: it would be null here.
-            unsafe {
-                sys::rd_kafka_AdminOptions_set_require_stable_offsets(options, stable.into());
-                let mut asked =
-                    sys::rd_kafka_ListConsumerGroupOffsets_new(group.as_ptr(), list.ptr());
-                sys::rd_kafka_ListConsumerGroupOffsets(client, &mut asked, 1, options, queue);
-                sys::rd_kafka_ListConsumerGroupOffsets_destroy(asked);
-            }
-        })
-    }
-
-    /// Who is in the group. None when the consumer is gone.
-    pub(crate) fn group(
-        lifeline: &Lifeline,
-        wake: Wake,
-        group: &str,
-        limit: Duration,
-    ) -> Option<Question> {
+    /// Who is in the group. None when the consumer is gone. The answer may be long in coming, see [`COORDINATOR`].
+    pub(crate) fn group(lifeline: &Lifeline, wake: Wake, group: &str) -> Option<Question> {
         let group = CString::new(group).ok()?;
         let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
-        Self::ask(lifeline, wake, op, limit, |client, options, queue| {
+        Self::ask(lifeline, wake, op, COORDINATOR, |client, options, queue| {
             // SAFETY: client, options and queue are valid, and so is the name, which librdkafka copies.
             unsafe {
                 let mut names = [group.as_ptr()];
@@ -785,29 +757,6 @@ impl Question {
             });
             listed.collect()
         })
-    }
-
-    /// The answer to [`committed`](Self::committed), if it is there.
-    pub(crate) fn poll_committed(&self) -> Option<Result<Vec<Committed>, RDKafkaErrorCode>> {
-        // SAFETY: the event is valid; the array has `count` valid pointers that live as long; a group's error may be null,
-        // its list too.
-        let answer = self.poll_with(Duration::ZERO, |event| unsafe {
-            let mut count = 0;
-            let groups = sys::rd_kafka_event_ListConsumerGroupOffsets_result(event);
-            if groups.is_null() {
-                return Err(RDKafkaErrorCode::BadMessage);
-            }
-            let groups = sys::rd_kafka_ListConsumerGroupOffsets_result_groups(groups, &mut count);
-            let Some(&group) = slice_of(groups, count).first() else {
-                return Err(RDKafkaErrorCode::BadMessage);
-            };
-            let error = sys::rd_kafka_group_result_error(group);
-            match error_code(sys::rd_kafka_error_code(error)) {
-                Some(error) => Err(error),
-                None => Ok(committed_in(sys::rd_kafka_group_result_partitions(group))),
-            }
-        })?;
-        Some(answer.and_then(|committed| committed))
     }
 
     /// Whatever is read out of the event, which is valid until `read` returns.

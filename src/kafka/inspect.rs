@@ -50,15 +50,9 @@ impl Cluster {
     /// If the brokers don't answer.
     pub fn members(&self) -> Result<Vec<Member>, InspectError> {
         let what = format!("members of group `{}`", self.group);
-        let asked = Question::group(
-            self.client.lifeline(),
-            Arc::new(|| ()),
-            &self.group,
-            self.patience.answer,
-        );
+        let asked = Question::group(self.client.lifeline(), Arc::new(|| ()), &self.group);
         self.serve();
-        // It is answered in any case, at the end of the time it was given.
-        let limit = self.patience.answer + self.patience.answer / 10;
+        let limit = self.patience.answer;
         match asked.and_then(|question| question.poll(limit)) {
             Some(Answer::Group(group)) => Ok(group.members),
             Some(Answer::Failed(Code::GroupIdNotFound)) => Ok(Vec::new()),

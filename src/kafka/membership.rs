@@ -182,8 +182,15 @@ impl Pump {
             return;
         }
         if let Some(question) = &self.joining.question {
-            if let Some(answer) = question.poll(Duration::ZERO) {
+            let answer = question.poll(Duration::ZERO);
+            if answer.is_some() {
                 self.joining.question = None;
+            }
+            // It goes on waiting for the coordinator: see [`Question::group`].
+            let late = |asked: Instant| now.duration_since(asked) >= ANSWER;
+            let late = self.joining.asked.is_some_and(late);
+            let none = late.then_some(Answer::Failed(Code::OperationTimedOut));
+            if let Some(answer) = answer.or(none) {
                 self.joining.cause = Some(self.cause_in(answer));
             }
             return;
@@ -192,7 +199,7 @@ impl Pump {
         if asked.is_none_or(|asked| now.duration_since(asked) >= 2 * ANSWER) {
             let group = &self.settings.group;
             self.joining.asked = Some(now);
-            self.joining.question = Question::group(&self.lifeline, self.wake(), group, ANSWER);
+            self.joining.question = Question::group(&self.lifeline, self.wake(), group);
         }
     }
 
@@ -264,7 +271,7 @@ fn is_of_the_coordinator(code: Code) -> bool {
 mod tests {
     use rdkafka::{
         ClientConfig,
-        mocking::MockCluster,
+        mocking::{MockCluster, MockCoordinator},
         producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer as _},
         types::{RDKafkaApiKey as Api, RDKafkaRespErr as Err},
     };
@@ -364,5 +371,55 @@ mod tests {
             let report = run(consumer(&cluster, "classic")).await;
             assert_eq!(report.map(|report| report.handled).unwrap(), 1, "{api:?}");
         }
+    }
+
+    /// What librdkafka asks a coordinator that is away must not run out before it is sent: that would end the process, with
+    /// all of its tests, when the coordinator comes back.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_coordinator_that_comes_back_after_it_was_asked_in_vain_lets_a_member_in() {
+        let cluster = MockCluster::new(2).unwrap();
+        cluster.create_topic("orders", 1, 1).unwrap();
+        cluster
+            .partition_leader("orders", 0, Some(1))
+            .and_then(|()| cluster.coordinator(MockCoordinator::Group("shipping".into()), 2))
+            .unwrap();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", cluster.bootstrap_servers())
+            .create()
+            .unwrap();
+        producer
+            .send(BaseRecord::<(), _>::to("orders").payload("first"))
+            .unwrap();
+        producer.flush(Duration::from_secs(5)).unwrap();
+        cluster.broker_down(2).unwrap();
+        let consumer = consumer(&cluster, "classic").build().unwrap();
+        let handle = consumer.handle();
+        let mut events = handle.events().unwrap();
+        let run = tokio::spawn(
+            consumer
+                .run(async move |_: &Message<Text>| {
+                    handle.shutdown()?;
+                    Ok(())
+                })
+                .into_future(),
+        );
+        let in_vain = async {
+            while let Some(event) = events.next().await {
+                if let Event::Joining { cause, .. } = event
+                    && cause.contains("cannot be found or does not answer")
+                {
+                    return;
+                }
+            }
+            panic!("the run has ended");
+        };
+        tokio::time::timeout(Duration::from_secs(60), in_vain)
+            .await
+            .expect("it is told that the coordinator does not answer");
+        cluster.broker_up(2).unwrap();
+        let report = tokio::time::timeout(Duration::from_secs(60), run)
+            .await
+            .expect("the member joins and handles its record");
+        assert_eq!(report.unwrap().unwrap().handled, 1);
     }
 }

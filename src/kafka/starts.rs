@@ -88,8 +88,6 @@ pub(super) struct Starts {
     rounds: Vec<Round>,
     /// Tells one assignment of a partition from the next.
     assignments: u64,
-    /// Committed offsets are asked for through the group's membership: the other way has failed.
-    through_membership: bool,
     /// Held by each thread that waits for an answer.
     threads: Arc<()>,
     told: Throttle,
@@ -101,7 +99,6 @@ impl Default for Starts {
             waiting: HashMap::new(),
             rounds: Vec::new(),
             assignments: 0,
-            through_membership: false,
             threads: Arc::default(),
             told: Throttle::of(LINES, LINES_FOR),
         }
@@ -172,21 +169,16 @@ enum Doubt {
     Starts(i64),
 }
 
-enum CommittedQuestion {
-    Coordinator(Question),
-    /// A thread that waits for the answer.
-    Membership(mpsc::Receiver<Result<Vec<CommittedOffset>, Code>>),
-}
+/// A thread waits for the answer. librdkafka's question without a thread may end the process when a coordinator comes back,
+/// see [`Question::group`].
+struct CommittedQuestion(mpsc::Receiver<Result<Vec<CommittedOffset>, Code>>);
 
 impl CommittedQuestion {
     fn poll(&self) -> Option<Result<Vec<CommittedOffset>, Code>> {
-        match self {
-            Self::Coordinator(question) => question.poll_committed(),
-            Self::Membership(answer) => match answer.try_recv() {
-                Ok(answer) => Some(answer),
-                Err(mpsc::TryRecvError::Empty) => None,
-                Err(mpsc::TryRecvError::Disconnected) => Some(Err(Code::Fail)),
-            },
+        match self.0.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(mpsc::TryRecvError::Empty) => None,
+            Err(mpsc::TryRecvError::Disconnected) => Some(Err(Code::Fail)),
         }
     }
 }
@@ -400,7 +392,7 @@ impl Pump {
                     };
                     round.topics = self.take_topics(&round.asked, answer);
                     let places: Vec<_> = round.asked.iter().map(|asked| &asked.place).collect();
-                    Stage::Committed(self.ask_committed(&places)?)
+                    Stage::Committed(self.ask_committed(&places))
                 }
                 Stage::Committed(question) => {
                     let Some(answer) = question.poll() else {
@@ -419,7 +411,7 @@ impl Pump {
                         )
                     } else {
                         let neighbours: Vec<_> = neighbours.iter().collect();
-                        Stage::Neighbours(self.ask_committed(&neighbours)?, committed)
+                        Stage::Neighbours(self.ask_committed(&neighbours), committed)
                     }
                 }
                 Stage::Neighbours(question, committed) => {
@@ -439,7 +431,6 @@ impl Pump {
                             )
                         }
                         Err(code) => {
-                            self.starts.through_membership ^= true;
                             let reason = Reason::CommittedOffsetUnavailable;
                             for asked in round.asked.drain(..) {
                                 news.hold_up(asked, reason, Some(code));
@@ -508,19 +499,7 @@ impl Pump {
         topics
     }
 
-    fn ask_committed(&self, places: &[&Place]) -> Option<CommittedQuestion> {
-        let partitions = places
-            .iter()
-            .map(|(topic, partition)| (&**topic, *partition));
-        if !self.starts.through_membership {
-            // As the client itself asks.
-            let isolation = self.settings.client.get("isolation.level");
-            let stable = isolation != Some("read_uncommitted");
-            let (wake, group) = (self.wake(), &self.settings.group);
-            let question =
-                Question::committed(&self.lifeline, wake, group, partitions, stable, QUESTION);
-            return question.map(CommittedQuestion::Coordinator);
-        }
+    fn ask_committed(&self, places: &[&Place]) -> CommittedQuestion {
         let (send, answer) = mpsc::sync_channel(1);
         let (lifeline, wake) = (self.lifeline.clone(), self.wake());
         let places: Vec<Place> = places.iter().map(|place| (*place).clone()).collect();
@@ -538,7 +517,7 @@ impl Pump {
         let _ = thread::Builder::new()
             .name("kafka-offsets".into())
             .spawn(asking);
-        Some(CommittedQuestion::Membership(answer))
+        CommittedQuestion(answer)
     }
 
     /// What is left in `asked` has an answer: an offset, or that there is none.
@@ -552,8 +531,6 @@ impl Pump {
         let answer = match answer {
             Ok(answer) => answer,
             Err(code) => {
-                // A coordinator that has moved is known to the group's membership first.
-                self.starts.through_membership ^= true;
                 for asked in asked.drain(..) {
                     news.hold_up(asked, reason, Some(code));
                 }
@@ -1040,7 +1017,8 @@ mod tests {
     async fn a_coordinator_that_does_not_give_committed_offsets_is_asked_until_it_does() {
         let cluster = cluster();
         let loading = RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS;
-        cluster.request_errors(RDKafkaApiKey::OffsetFetch, &[loading; 3]);
+        // The client tries again by itself for as long as it is given.
+        cluster.request_errors(RDKafkaApiKey::OffsetFetch, &[loading; 1000]);
         let mut run = Run::of(&cluster, "cooperative-sticky");
         let status = run
             .status_when(|status| status.partitions.iter().any(|it| it.not_started.is_some()))
@@ -1052,6 +1030,7 @@ mod tests {
                 Reason::CommittedOffsetUnavailable
             );
         }
+        cluster.clear_request_errors(RDKafkaApiKey::OffsetFetch);
         for _ in 0..PARTITIONS {
             run.next().await;
         }
