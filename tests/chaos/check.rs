@@ -15,11 +15,12 @@ use crate::{
 /// that ran just then: some 20 ms, but this may be a slow machine.
 const SLACK: u64 = 2_000;
 /// How long a partition may stand still with work to do, or without a commit, the full outage aside: a dead member's session, a coordinator
-/// that died with it, the sessions that its successor grants anew, and 12 s for reconnecting on a slow machine.
-const LONGEST_STALL: u64 = 30_000;
+/// that died with it, the sessions that its successor grants anew, 12 s for reconnecting on a slow machine, and three sessions
+/// of processes that were told to end while the group admitted nobody: they end within two seconds, before they can leave.
+const LONGEST_STALL: u64 = 48_000;
 /// The same where faults overlap: what the dead member had may have gone to the one that is frozen then, and waits for that
 /// one's session too, which a new coordinator grants anew.
-const LONGEST_STALL_OVERLAPPING: u64 = 42_000;
+const LONGEST_STALL_OVERLAPPING: u64 = 60_000;
 /// The drain of a rebalance, its commit included.
 const DRAIN: u64 = 10_000;
 
