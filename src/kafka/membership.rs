@@ -283,6 +283,12 @@ mod tests {
     fn cluster(api: Api, errors: &[Err]) -> MockCluster<'static, DefaultProducerContext> {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("orders", 1, 1).unwrap();
+        produce_first(&cluster);
+        cluster.request_errors(api, errors);
+        cluster
+    }
+
+    fn produce_first(cluster: &MockCluster<'_, DefaultProducerContext>) {
         let producer: BaseProducer = ClientConfig::new()
             .set("bootstrap.servers", cluster.bootstrap_servers())
             .create()
@@ -291,8 +297,6 @@ mod tests {
             .send(BaseRecord::<(), _>::to("orders").payload("first"))
             .unwrap();
         producer.flush(Duration::from_secs(5)).unwrap();
-        cluster.request_errors(api, errors);
-        cluster
     }
 
     fn consumer(cluster: &MockCluster<'_, DefaultProducerContext>, protocol: &str) -> Builder {
@@ -383,14 +387,7 @@ mod tests {
             .partition_leader("orders", 0, Some(1))
             .and_then(|()| cluster.coordinator(MockCoordinator::Group("shipping".into()), 2))
             .unwrap();
-        let producer: BaseProducer = ClientConfig::new()
-            .set("bootstrap.servers", cluster.bootstrap_servers())
-            .create()
-            .unwrap();
-        producer
-            .send(BaseRecord::<(), _>::to("orders").payload("first"))
-            .unwrap();
-        producer.flush(Duration::from_secs(5)).unwrap();
+        produce_first(&cluster);
         cluster.broker_down(2).unwrap();
         let consumer = consumer(&cluster, "classic").build().unwrap();
         let handle = consumer.handle();
